@@ -46,7 +46,7 @@ class FlightRecorder:
 
     def __init__(self, variables: Mapping[str, str] = os.environ) -> None:
         self._memory: mmap.mmap | None = None
-        self._written = b""
+        self._content = b""
         if path := variables.get(VARIABLE):
             with open(path, "r+b") as file:  # noqa: PTH123
                 self._memory = mmap.mmap(file.fileno(), CAPACITY)
@@ -56,9 +56,9 @@ class FlightRecorder:
         if self._memory is None:
             return
         names = " ".join(requests).encode()[: CAPACITY - HEADER]
-        if names == self._written:
+        if names == self._content:
             return
-        self._written = names
+        self._content = names
         self._memory[:HEADER] = bytes(HEADER)  # so that a reader never reads a partial write
         self._memory[HEADER : HEADER + len(names)] = names
         self._memory[:HEADER] = len(names).to_bytes(HEADER, "big")

@@ -19,21 +19,21 @@ from vllm.config import CUDAGraphMode, VllmConfig
 
 from eaglegate.engine.speculation.step_graphs import StepGraphs
 
-UNBOUNDED = 1 << 20
+MAX_BATCH_SIZE = 1 << 20
 """Last batch size of the last depth."""
-WIDEST = 512
+MAX_GRAPH_TOKENS = 512
 """Tokens of the largest batch that vLLM captures by default."""
 STRIDE = 8
 """Least number of tokens between captured sizes, as in vLLM's own list."""
-COARSE = 256
+COARSE_FROM = 256
 """Number of tokens from which sizes are twice as far apart."""
-FEW = 4
+MAX_DEPTHS = 4
 """Most depths to capture, because each adds a full set of graphs."""
 
 Table = list[tuple[int, int, int]]
 
 
-def choose_depths(most: int, depth: int | None = None) -> list[int]:
+def choose_depths(max_depth: int, depth: int | None = None) -> list[int]:
     """Return the depths to capture, the most important one last.
 
     ``depth`` is the depth of requests without their own; None if the planner chooses it.
@@ -43,8 +43,10 @@ def choose_depths(most: int, depth: int | None = None) -> list[int]:
     """
     if depth is not None:
         return [depth]
-    even = [length - 1 for length in range(1, most + 1) if (most + 1) % length == 0]
-    return [*even[: FEW - 1], most]
+    divisor_depths = [
+        length - 1 for length in range(1, max_depth + 1) if (max_depth + 1) % length == 0
+    ]
+    return [*divisor_depths[: MAX_DEPTHS - 1], max_depth]
 
 
 def declare_depths(depths: Sequence[int], max_num_seqs: int | None = None) -> Table:
@@ -56,16 +58,16 @@ def declare_depths(depths: Sequence[int], max_num_seqs: int | None = None) -> Ta
     >>> declare_depths([0, 1, 3]), declare_depths([0, 1, 3], max_num_seqs=2)
     ([(1, 1, 0), (2, 2, 1), (3, 1048576, 3)], [(1, 1, 0), (2, 1048576, 3)])
     """
-    *others, last = depths
-    others = others[: (max_num_seqs or UNBOUNDED) - 1]
-    shallow = [(size, size, depth) for size, depth in enumerate(others, start=1)]
-    return [*shallow, (len(shallow) + 1, UNBOUNDED, last)]
+    *other_depths, last_depth = depths
+    other_depths = other_depths[: (max_num_seqs or MAX_BATCH_SIZE) - 1]
+    entries = [(size, size, depth) for size, depth in enumerate(other_depths, start=1)]
+    return [*entries, (len(entries) + 1, MAX_BATCH_SIZE, last_depth)]
 
 
 def is_declaration(table: Sequence[Sequence[int]]) -> bool:
     """Return True if the gateway made the table, False if the user bounds depths with it."""
-    ours = declare_depths([depth for *_, depth in table])
-    return [tuple(entry) for entry in table] == ours
+    declaration = declare_depths([depth for *_, depth in table])
+    return [tuple(entry) for entry in table] == declaration
 
 
 def choose_sizes(depths: Sequence[int], max_num_seqs: int | None = None) -> list[int]:
@@ -76,10 +78,14 @@ def choose_sizes(depths: Sequence[int], max_num_seqs: int | None = None) -> list
     """
     lengths = [depth + 1 for depth in depths]
     stride = lengths[-1] * -(-STRIDE // lengths[-1])
-    sizes = {*range(1, 2 * lengths[-1] + 1), *range(stride, COARSE + 1, stride)}
-    sizes |= {*range(2 * stride, WIDEST + 1, 2 * stride)}
-    full = {(max_num_seqs or 0) * length for length in lengths}
-    return sorted(_add_neighbours({size for size in sizes | full if 0 < size <= WIDEST}, lengths))
+    sizes = {*range(1, 2 * lengths[-1] + 1), *range(stride, COARSE_FROM + 1, stride)}
+    sizes |= {*range(2 * stride, MAX_GRAPH_TOKENS + 1, 2 * stride)}
+    full_sizes = {(max_num_seqs or 0) * length for length in lengths}
+    return sorted(
+        _add_neighbours(
+            {size for size in sizes | full_sizes if 0 < size <= MAX_GRAPH_TOKENS}, lengths
+        )
+    )
 
 
 def read_graphs(vllm_config: VllmConfig) -> StepGraphs | None:
@@ -103,7 +109,7 @@ def read_graphs(vllm_config: VllmConfig) -> StepGraphs | None:
 
 def _add_neighbours(sizes: set[int], lengths: Sequence[int]) -> set[int]:
     """Add the next lower and higher size of every length, and their neighbours, to ``sizes``."""
-    lower = {size // length * length for size in sizes for length in lengths} - {0}
-    higher = {-(-size // length) * length for size in sizes for length in lengths}
-    more = sizes | lower | higher
-    return sizes if more == sizes else _add_neighbours(more, lengths)
+    lower_sizes = {size // length * length for size in sizes for length in lengths} - {0}
+    higher_sizes = {-(-size // length) * length for size in sizes for length in lengths}
+    all_sizes = sizes | lower_sizes | higher_sizes
+    return sizes if all_sizes == sizes else _add_neighbours(all_sizes, lengths)

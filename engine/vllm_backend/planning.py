@@ -50,7 +50,7 @@ class Planner(Protocol):
         requests: Sequence[str],
         drafted: Sequence[int],
         accepted: Sequence[int],
-        found: Sequence[int] | None = None,
+        hits: Sequence[int] | None = None,
     ) -> None: ...
 
     def observe_step(self, step: ObservedStep) -> None: ...
@@ -79,10 +79,10 @@ class RandomPlanner:
         bounds: list[int],
         floors: list[int] | None = None,
     ) -> DepthPlan:
-        least = np.array(floors or [0] * len(bounds))
-        depth = int(self._rng.integers(least.max(initial=0), self._depth + 1))
+        min_widths = np.array(floors or [0] * len(bounds))
+        depth = int(self._rng.integers(min_widths.max(initial=0), self._depth + 1))
         widths = np.maximum(
-            np.minimum(self._rng.integers(0, depth + 1, len(bounds)), bounds), least
+            np.minimum(self._rng.integers(0, depth + 1, len(bounds)), bounds), min_widths
         )
         return DepthPlan(depth, widths.tolist(), DepthReason.PROBE, float(len(bounds)), 0.0)
 
@@ -91,7 +91,7 @@ class RandomPlanner:
         requests: Sequence[str],
         drafted: Sequence[int],
         accepted: Sequence[int],
-        found: Sequence[int] | None = None,
+        hits: Sequence[int] | None = None,
     ) -> None:
         pass
 
@@ -105,7 +105,7 @@ WIDTHS = "planned_widths"
 """Attribute of a SchedulerOutput: the planned widths of the drafts that it verifies."""
 SHARED = "shared_step"
 """Attribute of a SchedulerOutput: the work that others add to a step of a latency class."""
-MANY_HOLES = 16
+MIN_HOLES = 16
 """Tokens unseen by the draft model from which a request counts in a slice with holes."""
 PROMPT_TAIL = 64
 """Prompt tokens that are searched for the start of reasoning."""
@@ -126,10 +126,10 @@ class StepPlanning:
         self._widths: dict[str, int] = {}
         self._reason: DepthReason | None = None
         """Reason for the depth of the last plan."""
-        self._begun: set[str] = set()
+        self._request_names: set[str] = set()
         self.clock: Callable[[], float] = perf_counter
         self._last_update: float | None = None
-        self._late: tuple[int, bool] | None = None
+        self._late_drafts: tuple[int, bool] | None = None
         """Drafts that the second model runner had yet to make at the last update, as (depth, step
         had prompts). None at the first step after a pause.
         """
@@ -138,8 +138,8 @@ class StepPlanning:
         """Tokens of a request that the draft model has not seen, made in steps at depth 0."""
         self._slices: dict[str, tuple[bool, bool]] = {}
         """State of a request as (in its reasoning, has holes)."""
-        self._paused: tuple[str, Planner | None] = ("off", None)
-        self._frozen: int | None = None
+        self._paused_planner: tuple[str, Planner | None] = ("off", None)
+        self._frozen_depth: int | None = None
         """The depth at which an operator holds the planner."""
         self.mode = "off"
         self.share = FairShare()
@@ -159,8 +159,8 @@ class StepPlanning:
         extra = _get_extra(request)
         objective = extra.get(LATENCY)
         weight = max(float(extra.get(WEIGHT, 1.0)), 1e-3)
-        seconds = float(objective or 0.0) / 1e3
-        member = ShareMember(str(extra.get(TENANT, "")), weight, objective is not None, seconds)
+        objective_s = float(objective or 0.0) / 1e3
+        member = ShareMember(str(extra.get(TENANT, "")), weight, objective is not None, objective_s)
         self.share.add(request.request_id, member)
 
     def limit_width(self, request: Request, width: int) -> None:
@@ -178,15 +178,15 @@ class StepPlanning:
         if mode == self.mode:
             return
         if self._planner is not None:
-            self._paused = self.mode, self._planner
-            for request in self._begun:
+            self._paused_planner = self.mode, self._planner
+            for request in self._request_names:
                 self._planner.end(request)
-        paused_mode, planner = self._paused
-        if mode != paused_mode or planner is None:
+        last_mode, planner = self._paused_planner
+        if mode != last_mode or planner is None:
             planner = self._make_planner(mode) if mode != "off" else None
         self._planner = None if mode == "off" else planner
-        self._widths, self._begun, self._slices, self.mode = {}, set(), {}, mode
-        self.freeze(self._frozen)
+        self._widths, self._request_names, self._slices, self.mode = {}, set(), {}, mode
+        self.freeze(self._frozen_depth)
 
     def _make_planner(self, mode: str) -> Planner:
         depth = int(self._scheduler.num_spec_tokens)
@@ -200,7 +200,7 @@ class StepPlanning:
         kept, and so is a depth that an operator holds."""
         mode, costs = self.mode, self.export_costs()
         self.start("off")
-        self._paused = "off", None
+        self._paused_planner = "off", None
         self.start(mode)
         self.restore_costs(costs)
 
@@ -208,10 +208,10 @@ class StepPlanning:
         """Describe the planner's estimates and decisions; only the mode without a planner. After a
         latency class has run, the sharing of steps is included."""
         planner = self._planner if isinstance(self._planner, DepthPlanner) else None
-        found = {} if planner is None else planner.describe(recent)
+        description = {} if planner is None else planner.describe(recent)
         sharing = self.share.describe()
-        shared = {"sharing": sharing} if sharing else {}
-        return {"mode": self.mode, **found, **self._describe_drops(planner), **shared}
+        sharing_part = {"sharing": sharing} if sharing else {}
+        return {"mode": self.mode, **description, **self._describe_drops(planner), **sharing_part}
 
     def _describe_drops(self, planner: DepthPlanner | None) -> dict[str, object]:
         """Describe the draft's cost in the prefix cache: prompt tokens computed again, and their
@@ -220,12 +220,12 @@ class StepPlanning:
         A planner's gains are relative to depth 0 with the same draft. The gains over an engine
         without a draft are smaller by this time.
         """
-        recomputed = self._scheduler.drops.total
-        if not recomputed:
+        recomputed_tokens = self._scheduler.drops.total
+        if not recomputed_tokens:
             return {}
-        known = planner is not None and planner.cost.is_known
-        seconds = recomputed * planner.cost.prompt_token_s if known and planner else None
-        return {"recomputed_tokens": recomputed, "recomputed_s": seconds}
+        is_known = planner is not None and planner.cost.is_known
+        seconds = recomputed_tokens * planner.cost.prompt_token_s if is_known and planner else None
+        return {"recomputed_tokens": recomputed_tokens, "recomputed_s": seconds}
 
     def export_costs(self) -> dict[str, object]:
         """Export the learnt costs of steps; empty if the planner knows none."""
@@ -243,21 +243,22 @@ class StepPlanning:
         again."""
         if not isinstance(self._planner, DepthPlanner):
             return False
-        self._planner.frozen = self._frozen = depth
+        self._planner.frozen = self._frozen_depth = depth
         return True
 
-    def get_width(self, request: Request, useful: int) -> int:
-        """Return the number of draft tokens to verify; ``useful`` if no plan knows the request."""
+    def get_width(self, request: Request, num_useful: int) -> int:
+        """Return the number of draft tokens to verify; ``num_useful`` if no plan knows the
+        request."""
         if self._planner is None:
-            return useful
-        return min(useful, self._widths.get(request.request_id, useful))
+            return num_useful
+        return min(num_useful, self._widths.get(request.request_id, num_useful))
 
     def note(self, output: SchedulerOutput) -> None:
         """Attach the plan for this step's drafts to ``output``. Called before the next plan."""
         if self._planner is not None:
-            planned = self._widths
+            widths = self._widths
             names = output.num_scheduled_tokens
-            setattr(output, WIDTHS, {name: planned[name] for name in names if name in planned})
+            setattr(output, WIDTHS, {name: widths[name] for name in names if name in widths})
             setattr(output, REASON, self._reason)
 
     def note_skipped(self, requests: Iterable[Request]) -> None:
@@ -276,7 +277,7 @@ class StepPlanning:
             return depth if width is None else min(depth, int(width))
         return pack_depth(min(depth, int(width)), getattr(output, REASON, None))
 
-    def plan(self, drafting: Sequence[tuple[Request, int]], most: int) -> int:
+    def plan(self, request_depths: Sequence[tuple[Request, int]], max_depth: int) -> int:
         """Return the depth of the drafts made after this step, and keep the widths for the next
         step.
 
@@ -286,21 +287,27 @@ class StepPlanning:
         """
         if self._planner is None:
             return 0
-        untaught = [depth for request, depth in drafting if UNTAUGHT in _get_extra(request)]
-        least = min(most, max(untaught, default=0))
-        if untaught:
-            drafting = [pair for pair in drafting if UNTAUGHT not in _get_extra(pair[0])]
-        if not drafting:
-            return least
-        for request, _ in drafting:
+        untaught_depths = [
+            depth for request, depth in request_depths if UNTAUGHT in _get_extra(request)
+        ]
+        min_depth = min(max_depth, max(untaught_depths, default=0))
+        if untaught_depths:
+            request_depths = [
+                pair for pair in request_depths if UNTAUGHT not in _get_extra(pair[0])
+            ]
+        if not request_depths:
+            return min_depth
+        for request, _ in request_depths:
             self._follow(self._planner, request)
         # A draft has one depth for the whole batch. If a latency class runs, its requests alone
         # choose it. The others would otherwise buy throughput with its latency.
-        latency_class = [pair for pair in drafting if self.share.is_latency(pair[0].request_id)]
+        latency_class = [
+            pair for pair in request_depths if self.share.is_latency(pair[0].request_id)
+        ]
         names, bounds, floors = [], [], []
-        for request, depth in latency_class or drafting:
+        for request, depth in latency_class or request_depths:
             has_own_depth = _get_own_depth(request) is not None
-            bound = min(depth, most)
+            bound = min(depth, max_depth)
             # Drafts beyond the last token are never committed. With graphs a request's own depth
             # is kept even there, because other widths cost the whole step its FULL graph.
             if self.graphs is None or not has_own_depth:
@@ -312,55 +319,62 @@ class StepPlanning:
         self._widths.update(zip(names, plan.widths, strict=True))
         self._reason = plan.reason
         if latency_class:
-            self._follow_depth(drafting, set(names), plan.depth)
-        return max(min(plan.depth, most), least)
+            self._follow_depth(request_depths, set(names), plan.depth)
+        return max(min(plan.depth, max_depth), min_depth)
 
     def _follow_depth(
-        self, drafting: Sequence[tuple[Request, int]], planned: Container[str], depth: int
+        self,
+        request_depths: Sequence[tuple[Request, int]],
+        planned_names: Container[str],
+        depth: int,
     ) -> None:
         """Plan the widths of other requests after a latency class has chosen the depth."""
-        others = [pair for pair in drafting if pair[0].request_id not in planned]
-        names = [request.request_id for request, _ in others]
-        useful = [depth] * len(names)
+        other_depths = [pair for pair in request_depths if pair[0].request_id not in planned_names]
+        names = [request.request_id for request, _ in other_depths]
+        useful_widths = [depth] * len(names)
         if depth and names and isinstance(self._planner, DepthPlanner):
-            useful = self._planner.list_useful_widths(names, depth)
-        for (request, bound), width in zip(others, useful, strict=True):
+            useful_widths = self._planner.list_useful_widths(names, depth)
+        for (request, bound), width in zip(other_depths, useful_widths, strict=True):
             limit = min(bound, depth)
             has_own_depth = _get_own_depth(request) is not None
             self._widths[request.request_id] = limit if has_own_depth else min(limit, width)
 
-    def observe(self, output: SchedulerOutput, verified: Mapping[str, tuple[int, int]]) -> None:
+    def observe(
+        self, output: SchedulerOutput, verify_counts: Mapping[str, tuple[int, int]]
+    ) -> None:
         """Observe a step: drafts and accepted tokens of each request, and the step's time."""
         now, last_update = self.clock(), self._last_update
         # Two updates in a row bound one step's time, unless the engine was idle between them.
         self._last_update = now if self._scheduler.has_unfinished_requests() else None
         if last_update is None:
-            self._late = None
+            self._late_drafts = None
         if not self.observes:
             return
         if self.share.is_needed:
-            self.share.observe(verified)
+            self.share.observe(verify_counts)
         tokens = output.num_scheduled_tokens
-        names = [name for name in tokens if name in self._begun]
+        names = [name for name in tokens if name in self._request_names]
         if names and self._planner is not None:
             # A request without drafts in this step counts, too: (0, 0) is a step of its life.
-            counts = (verified.get(name, (0, 0)) for name in names)
+            counts = (verify_counts.get(name, (0, 0)) for name in names)
             drafted, accepted = zip(*counts, strict=True)
             # With a lookup the draft that was not found was planned, and its cost is learnt.
-            planned = self._count_planned(output, names, drafted) if self._lookup else drafted
-            self._planner.observe(names, planned, accepted, drafted)
+            planned_counts = (
+                self._count_planned(output, names, drafted) if self._lookup else drafted
+            )
+            self._planner.observe(names, planned_counts, accepted, drafted)
         step = StepContent.read(output)
         depth = self._get_depth_in_interval(output, step)
         # Acceptance is learnt from every step; a time only where its content is certain.
         if last_update is None or depth is None or not step.batch:
             return
         seconds = now - last_update
-        if (shared := getattr(output, SHARED, None)) is not None:
-            self.share.observe_step(shared, seconds)
+        if (shared_step := getattr(output, SHARED, None)) is not None:
+            self.share.observe_step(shared_step, seconds)
         mode = self.graphs.find_mode(step.widths) if self.graphs else GraphMode.FULL
-        timed = ObservedStep(step.batch, step.width, depth, seconds, step.prompt, mode)
+        observation = ObservedStep(step.batch, step.width, depth, seconds, step.prompt, mode)
         if names and self._planner is not None:
-            self._planner.observe_step(timed)
+            self._planner.observe_step(observation)
 
     def _get_depth_in_interval(self, output: SchedulerOutput, step: StepContent) -> int | None:
         """Return the depth of the drafts made between the last update and this one; None if
@@ -369,26 +383,26 @@ class StepPlanning:
         The first model runner drafts before it returns a step's tokens. The second returns them
         first, so that the previous step's drafts fall into the time of this step.
         """
-        skipped = getattr(output, SKIP, False)
-        depth = 0 if skipped else int(output.num_spec_tokens_to_schedule)
+        is_skipped = getattr(output, SKIP, False)
+        depth = 0 if is_skipped else int(output.num_spec_tokens_to_schedule)
         if not self._scheduler.use_v2_model_runner:
             return depth
-        late, self._late = self._late, (depth, step.prompt > 0)
-        if late is None or (late[1] and not step.prompt):
+        late_drafts, self._late_drafts = self._late_drafts, (depth, step.prompt > 0)
+        if late_drafts is None or (late_drafts[1] and not step.prompt):
             return None
-        return late[0]
+        return late_drafts[0]
 
     def _count_planned(
-        self, output: SchedulerOutput, names: Sequence[str], found: Sequence[int]
+        self, output: SchedulerOutput, names: Sequence[str], hits: Sequence[int]
     ) -> list[int]:
         """Count the draft tokens that were planned for each request.
 
         A planned token that a lookup did not find brings nothing, so the value of a planned token
         includes the chance that it is found.
         """
-        planned = getattr(output, WIDTHS, {})
+        widths = getattr(output, WIDTHS, {})
         return [
-            max(int(planned.get(name, 0)), count) for name, count in zip(names, found, strict=True)
+            max(int(widths.get(name, 0)), count) for name, count in zip(names, hits, strict=True)
         ]
 
     def forget(self, request: Request) -> None:
@@ -398,23 +412,23 @@ class StepPlanning:
         self._reasoning.forget(request)
         self._holes.pop(request.request_id, None)
         self._slices.pop(request.request_id, None)
-        if self._planner is not None and request.request_id in self._begun:
-            self._begun.discard(request.request_id)
+        if self._planner is not None and request.request_id in self._request_names:
+            self._request_names.discard(request.request_id)
             self._planner.end(request.request_id)
 
     def _follow(self, planner: Planner, request: Request) -> None:
         """Begin a new request in the planner, or move one whose slice has changed."""
         name = request.request_id
-        place = self._reasoning.is_reasoning(request), self._holes.get(name, 0) >= MANY_HOLES
-        if name in self._begun and self._slices[name] == place:
+        state = self._reasoning.is_reasoning(request), self._holes.get(name, 0) >= MIN_HOLES
+        if name in self._request_names and self._slices[name] == state:
             return
-        begin = planner.move if name in self._begun else planner.begin
-        self._begun.add(name)
-        self._slices[name] = place
+        begin = planner.move if name in self._request_names else planner.begin
+        self._request_names.add(name)
+        self._slices[name] = state
         extra = _get_extra(request)
         traffic = name_slice(
             str(extra.get(TRAFFIC, "")),
-            *place,
+            *state,
             request.num_prompt_tokens,
             _get_temperature(request),
         )
@@ -433,13 +447,13 @@ class StepContent(NamedTuple):
     @classmethod
     def read(cls, output: SchedulerOutput) -> StepContent:
         tokens, drafts = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
-        widths = {name: len(drafted) for name, drafted in drafts.items()}
+        widths = {name: len(token_ids) for name, token_ids in drafts.items()}
         total, width = sum(tokens.values()), sum(widths.values())
-        each = [widths.get(name, 0) for name in tokens]
+        request_widths = [widths.get(name, 0) for name in tokens]
         if total == len(tokens) + width:
-            return cls(len(tokens), width, 0, each)
+            return cls(len(tokens), width, 0, request_widths)
         batch = sum(count == 1 + widths.get(name, 0) for name, count in tokens.items())
-        return cls(batch, width, total - batch - width, each)
+        return cls(batch, width, total - batch - width, request_widths)
 
 
 class ReasoningTracker:

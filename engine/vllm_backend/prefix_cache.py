@@ -22,7 +22,7 @@ class PrefixBlocks:
         self.active = False
         """True if blocks are recorded. This takes time in every step, and only cures need it."""
         self._roots: dict[int, bytes] = {}
-        self._seen: dict[str, list[int]] = {}
+        self._num_recorded: dict[str, list[int]] = {}
         """Number of recorded blocks of each running request, by cache group."""
 
     def note(self, request: Request, coordinator: Any) -> None:
@@ -30,21 +30,21 @@ class PrefixBlocks:
         if not request.block_hashes:
             return
         groups = coordinator.get_blocks(request.request_id)
-        seen = self._seen.setdefault(request.request_id, [0] * len(groups))
+        num_recorded = self._num_recorded.setdefault(request.request_id, [0] * len(groups))
         for number, blocks in enumerate(groups):
-            while seen[number] < len(blocks):
-                block = blocks[seen[number]]
+            while num_recorded[number] < len(blocks):
+                block = blocks[num_recorded[number]]
                 if not block.is_null:
                     if block.block_hash is None:
                         break
                     self._roots[block.block_id] = request.block_hashes[0]
-                seen[number] += 1
+                num_recorded[number] += 1
 
     def forget(self, request_id: str) -> None:
-        self._seen.pop(request_id, None)
+        self._num_recorded.pop(request_id, None)
 
     def list_blocks(self, root: bytes) -> set[int]:
-        return {block for block, own in self._roots.items() if own == root}
+        return {block for block, block_root in self._roots.items() if block_root == root}
 
 
 def track_prefixes(core: EngineCore) -> bool:
@@ -62,12 +62,12 @@ def drop_prefix(
     Running requests keep theirs. The next request computes the dropped blocks again.
     """
     pool = core.scheduler.kv_cache_manager.block_pool
-    cached = {block.block_id for block in pool.blocks if block.block_hash is not None}
+    block_ids = {block.block_id for block in pool.blocks if block.block_hash is not None}
     if prompt is not None:
         root = _find_root(core, prompt, salt, adapter)
-        cached &= core.scheduler.prefixes.list_blocks(root) if root is not None else set()
-    pool.evict_blocks(cached)
-    return len(cached)
+        block_ids &= core.scheduler.prefixes.list_blocks(root) if root is not None else set()
+    pool.evict_blocks(block_ids)
+    return len(block_ids)
 
 
 def _find_root(

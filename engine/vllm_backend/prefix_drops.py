@@ -32,21 +32,21 @@ class PrefixDrops:
 
     def count(self, request_id: str) -> int:
         """Remove and return the dropped tokens of a served request, and add them to ``total``."""
-        dropped = self.take(request_id)
-        self.total += dropped
-        return dropped
+        num_dropped = self.take(request_id)
+        self.total += num_dropped
+        return num_dropped
 
     def _watch(self, manager: KVCacheManager) -> None:
         look_up = manager.get_computed_blocks
 
         def look_up_and_count(request: Request) -> Any:
-            found = look_up(request)
+            result = look_up(request)
             if not request.num_preemptions and manager.prefix_cache_lookup_enabled(request):
-                dropped = self._count(request, found[1])
+                num_dropped = self._count(request, result[1])
                 self._tokens.pop(request.request_id, None)
-                if dropped:
-                    self._tokens[request.request_id] = dropped
-            return found
+                if num_dropped:
+                    self._tokens[request.request_id] = num_dropped
+            return result
 
         manager.get_computed_blocks = look_up_and_count
 
@@ -61,15 +61,15 @@ class PrefixDrops:
 
 def find_hit_without_drop(coordinator: Any, request: Request) -> int:
     """Return the tokens of the hit for a draft that drops nothing. Changes nothing."""
-    dropping = coordinator.eagle_group_ids
+    group_ids = coordinator.eagle_group_ids
     groups = getattr(coordinator, "attention_groups", None)
     coordinator.eagle_group_ids = set()
     if groups is not None:
         coordinator.attention_groups = [group._replace(use_eagle=False) for group in groups]
     try:
-        found = coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
+        hit = coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
     finally:
-        coordinator.eagle_group_ids = dropping
+        coordinator.eagle_group_ids = group_ids
         if groups is not None:
             coordinator.attention_groups = groups
-    return int(found[1])
+    return int(hit[1])

@@ -64,10 +64,10 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.ceiling: int = self.num_spec_tokens
-        self._verified: dict[str, tuple[int, int]] = {}
-        self._traced: set[str] = set()
+        self._verify_counts: dict[str, tuple[int, int]] = {}
+        self._traced_requests: set[str] = set()
         """Requests whose accounts include their draft tokens."""
-        self._shareable: dict[str, int] = {}
+        self._shareable_tokens: dict[str, int] = {}
         self._answers: RequestAccounts | None = None
         self._own_schedule = self._take_over_schedule()
         self._draft_len = self._get_draft_len()
@@ -77,7 +77,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self._sharing = StepSharing(self, self.planning)
         self._flight = FlightRecorder()
         self.prefixes = PrefixBlocks()
-        self._uniform = self.vllm_config.parallel_config.data_parallel_size > 1
+        self._is_uniform = self.vllm_config.parallel_config.data_parallel_size > 1
         self.drops = PrefixDrops(self.kv_cache_manager)
         if self.num_spec_tokens:
             self._limit_sharing()
@@ -92,8 +92,12 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         if self.fixed:
             return int(self.num_spec_tokens)
         extra = request.sampling_params.extra_args if request.sampling_params else None
-        wanted = (extra or {}).get(DEPTH)
-        return self.ceiling if wanted is None else max(0, min(int(wanted), self.ceiling))
+        requested_depth = (extra or {}).get(DEPTH)
+        return (
+            self.ceiling
+            if requested_depth is None
+            else max(0, min(int(requested_depth), self.ceiling))
+        )
 
     def _get_width(self, request: Request) -> int:
         """Return the number of this request's draft tokens to verify next."""
@@ -110,46 +114,56 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)
-        self._flight.write(r.request_id for r in self.running if not r.num_output_tokens)
+        self._flight.write(
+            request.request_id for request in self.running if not request.num_output_tokens
+        )
         if not self.num_spec_tokens:
             return
         tokens = scheduler_output.num_scheduled_tokens
-        scheduled = [self.requests[req_id] for req_id in tokens]
+        requests = [self.requests[req_id] for req_id in tokens]
         self.planning.note(scheduler_output)
-        depth = self._get_step_depth(scheduled)
-        decoding = all(is_past_prompt(self.requests[req_id], tokens[req_id]) for req_id in tokens)
-        skip = depth == 0 and decoding and self.behaviour.skips and not self._uniform
+        depth = self._get_step_depth(requests)
+        is_decoding = all(
+            is_past_prompt(self.requests[req_id], tokens[req_id]) for req_id in tokens
+        )
+        skip = depth == 0 and is_decoding and self.behaviour.skips and not self._is_uniform
         setattr(scheduler_output, SKIP, skip)
         if skip and self.planning.active:
-            self._limit_sharing_of(scheduled, tokens)
-            self.planning.note_skipped(scheduled)
-        if not self._uniform and self.behaviour.depth is StepDepth.ANY:
+            self._limit_sharing_of(requests, tokens)
+            self.planning.note_skipped(requests)
+        if not self._is_uniform and self.behaviour.depth is StepDepth.ANY:
             scheduler_output.num_spec_tokens_to_schedule = depth
-        self._limit_placeholders(scheduled, depth)
+        self._limit_placeholders(requests, depth)
 
-    def _get_step_depth(self, scheduled: list[Request]) -> int:
+    def _get_step_depth(self, requests: list[Request]) -> int:
         """Choose the depth to draft after this step: the greatest depth of its requests."""
-        if not self.use_v2_model_runner and self._is_near_the_end(scheduled):
+        if not self.use_v2_model_runner and self._is_near_the_end(requests):
             return self.planning.plan([], 0)
-        most = self._get_batch_limit(len(scheduled))
-        drafting = [(r, self.get_depth(r)) for r in scheduled if not r.is_prefill_chunk]
+        limit = self._get_batch_limit(len(requests))
+        request_depths = [
+            (request, self.get_depth(request))
+            for request in requests
+            if not request.is_prefill_chunk
+        ]
         if self.planning.active:
-            return self.planning.plan(drafting, most)
-        return min(most, max((depth for _, depth in drafting), default=0))
+            return self.planning.plan(request_depths, limit)
+        return min(limit, max((depth for _, depth in request_depths), default=0))
 
-    def _is_near_the_end(self, scheduled: list[Request]) -> bool:
+    def _is_near_the_end(self, requests: list[Request]) -> bool:
         """Return True if the first model runner will draft for none of the requests and leave
         zeros."""
-        longest = max((request.num_computed_tokens for request in scheduled), default=0)
-        return bool(longest + self.num_spec_tokens > self._draft_len)
+        num_computed = max((request.num_computed_tokens for request in requests), default=0)
+        return bool(num_computed + self.num_spec_tokens > self._draft_len)
 
-    def _limit_placeholders(self, scheduled: list[Request], depth: int) -> None:
+    def _limit_placeholders(self, requests: list[Request], depth: int) -> None:
         """Limit the placeholders of drafts. Only asynchronous scheduling has placeholders."""
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         drafts = zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True)
-        cut = [list(tokens[: self._count_useful_drafts(req_id)]) for req_id, tokens in drafts]
-        super().update_draft_token_ids(DraftTokenIds(draft_token_ids.req_ids, cut))
+        useful_drafts = [
+            list(tokens[: self._count_useful_drafts(req_id)]) for req_id, tokens in drafts
+        ]
+        super().update_draft_token_ids(DraftTokenIds(draft_token_ids.req_ids, useful_drafts))
 
     def _count_useful_drafts(self, req_id: str) -> int:
         """Return the number of drafts worth verifying. The bonus token takes one of the remaining
@@ -162,8 +176,8 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
             return 0
         if self.planning.graphs is not None:
             return self._get_width(request)
-        left = request.max_tokens - request.num_output_tokens
-        return int(min(self._get_width(request), max(0, left - 1)))
+        num_remaining = request.max_tokens - request.num_output_tokens
+        return int(min(self._get_width(request), max(0, num_remaining - 1)))
 
     def make_spec_decoding_stats(
         self,
@@ -174,9 +188,9 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         request_id: str,
     ) -> SpecDecodingStats | None:
         """Record the counts before any cut. Called once per verified request and step."""
-        invalid = (num_invalid_spec_tokens or {}).get(request_id, 0)
-        self._verified[request_id] = (num_draft_tokens - invalid, num_accepted_tokens)
-        if num_draft_tokens == invalid:
+        num_invalid = (num_invalid_spec_tokens or {}).get(request_id, 0)
+        self._verify_counts[request_id] = (num_draft_tokens - num_invalid, num_accepted_tokens)
+        if num_draft_tokens == num_invalid:
             return spec_decoding_stats
         stats: SpecDecodingStats | None = super().make_spec_decoding_stats(
             spec_decoding_stats,
@@ -190,10 +204,10 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
     def add_request(self, request: Request) -> None:
         extra = request.sampling_params.extra_args if request.sampling_params else None
         if extra and extra.get(TRACED):
-            self._traced.add(request.request_id)
+            self._traced_requests.add(request.request_id)
         self.planning.join_share(request)
         super().add_request(request)
-        self._sharing.sort_waiting(lambda other: find_class(other.priority))
+        self._sharing.sort_waiting(lambda waiting_request: find_class(waiting_request.priority))
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -205,12 +219,12 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
             for req_id in scheduler_output.num_scheduled_tokens
             if (request := self.requests.get(req_id)) is not None
         }
-        drafts = self._list_traced_drafts(scheduler_output) if self._traced else {}
+        drafts = self._list_traced_drafts(scheduler_output) if self._traced_requests else {}
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
         )
         if self.planning.observes:
-            self.planning.observe(scheduler_output, self._verified)
+            self.planning.observe(scheduler_output, self._verify_counts)
         self._attach_accounts(outputs.values(), depths)
         if drafts and self._answers is None:
             _attach_drafts(outputs.values(), drafts)
@@ -222,11 +236,11 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         Asynchronous scheduling has -1 in their place, because the ids stay in the worker. A grammar
         puts -1 in place of drafts that it does not allow.
         """
-        traced = {}
+        traced_drafts = {}
         for name, drafts in scheduler_output.scheduled_spec_decode_tokens.items():
-            if name in self._traced:
-                traced[name] = [int(token) for token in drafts if token >= 0]
-        return traced
+            if name in self._traced_requests:
+                traced_drafts[name] = [int(token) for token in drafts if token >= 0]
+        return traced_drafts
 
     def _attach_accounts(
         self, outputs: Iterable[EngineCoreOutputs], depths: dict[str, int]
@@ -234,7 +248,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         """Attach this step's account to every output. ``translate.read_decode_step`` reads it."""
         for batch in outputs:
             for output in batch.outputs:
-                drafted, accepted = self._verified.get(output.request_id, (0, 0))
+                drafted, accepted = self._verify_counts.get(output.request_id, (0, 0))
                 depth = depths.get(output.request_id, 0)
                 output.spec_decode_metrics = (
                     make_step_account(depth, drafted, accepted)
@@ -243,21 +257,21 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
                 )
                 if output.prefill_stats is not None and self._answers is None:
                     self._attach_drop(output)
-        self._verified.clear()
+        self._verify_counts.clear()
         if self._answers is not None:
             self._answers.forget_others(self.requests)
 
     def _attach_drop(self, output: EngineCoreOutput) -> None:
         """Attach the dropped tokens of its prefix-cache hit to a request's first output."""
-        dropped = self.drops.count(output.request_id)
-        if dropped and output.spec_decode_metrics is not None:
+        num_dropped = self.drops.count(output.request_id)
+        if num_dropped and output.spec_decode_metrics is not None:
             # An EngineCoreOutput has no field for this number, and a new one would not survive
             # msgpack on its way to the front end. ``per_step_accepted`` of vLLM's
             # RequestSpecDecodeMetrics (vllm/v1/metrics/stats.py) is free: a step's own account uses
             # only ``histogram`` and ``num_draft_tokens``. ``outputs.py`` reads element 0 of it. A
             # copy, because ``make_step_account`` returns the same object to every request.
             output.spec_decode_metrics = replace(
-                output.spec_decode_metrics, per_step_accepted=[dropped]
+                output.spec_decode_metrics, per_step_accepted=[num_dropped]
             )
 
     def account_per_answer(self) -> None:
@@ -267,10 +281,10 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
 
     def set_planning(self, mode: str) -> str:
         """Set the mode (``auto``, ``random`` or ``off``), and return the mode in force."""
-        usable = (
-            self.num_spec_tokens and self._own_schedule and not self._uniform and not self.fixed
+        can_plan = (
+            self.num_spec_tokens and self._own_schedule and not self._is_uniform and not self.fixed
         )
-        self.planning.start(mode if usable else "off")
+        self.planning.start(mode if can_plan else "off")
         return self.planning.mode
 
     def forget_draft(self) -> None:
@@ -282,8 +296,8 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         off the padding with -1."""
         if not self.num_spec_tokens:
             return True
-        configured = self.vllm_config.speculative_config.num_speculative_tokens_per_batch_size
-        if configured and not is_declaration(configured):
+        table = self.vllm_config.speculative_config.num_speculative_tokens_per_batch_size
+        if table and not is_declaration(table):
             return False
         self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
         return True
@@ -315,15 +329,19 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
     def _count_shareable_tokens(self, request: Request) -> int:
         """Count the tokens before the first hole in the draft's KV cache."""
         req_id = request.request_id
-        if req_id not in self._shareable and self.get_depth(request) == 0:
-            self._shareable[req_id] = max(request.num_prompt_tokens, request.num_computed_tokens)
-        return int(self._shareable.get(req_id, request.num_tokens))
+        if req_id not in self._shareable_tokens and self.get_depth(request) == 0:
+            self._shareable_tokens[req_id] = max(
+                request.num_prompt_tokens, request.num_computed_tokens
+            )
+        return int(self._shareable_tokens.get(req_id, request.num_tokens))
 
-    def _limit_sharing_of(self, scheduled: list[Request], tokens: Mapping[str, int]) -> None:
+    def _limit_sharing_of(self, requests: list[Request], tokens: Mapping[str, int]) -> None:
         """Keep the results of a step without a draft model out of the prefix cache."""
-        for request in scheduled:
-            computed = request.num_computed_tokens - tokens[request.request_id]
-            self._shareable.setdefault(request.request_id, max(request.num_prompt_tokens, computed))
+        for request in requests:
+            num_computed = request.num_computed_tokens - tokens[request.request_id]
+            self._shareable_tokens.setdefault(
+                request.request_id, max(request.num_prompt_tokens, num_computed)
+            )
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         self.prefixes.forget(request.request_id)  # it continues in other blocks
@@ -331,9 +349,9 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self.planning.forget(request)
-        self._shareable.pop(request.request_id, None)
+        self._shareable_tokens.pop(request.request_id, None)
         self.drops.take(request.request_id)
-        self._traced.discard(request.request_id)
+        self._traced_requests.discard(request.request_id)
         self.prefixes.forget(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
@@ -345,8 +363,8 @@ class DepthScheduler(DepthSchedulerBase):
 class AsyncDepthScheduler(DepthSchedulerBase, AsyncScheduler):  # type: ignore[misc]
     """Scheduler for asynchronous scheduling."""
 
-    def _limit_placeholders(self, scheduled: list[Request], depth: int) -> None:
-        for request in scheduled:
+    def _limit_placeholders(self, requests: list[Request], depth: int) -> None:
+        for request in requests:
             if not request.is_prefill_chunk:
                 request.spec_token_ids = [-1] * min(self._get_width(request), depth)
 
@@ -412,11 +430,11 @@ def read_method(vllm_config: VllmConfig) -> DraftMethod:
 def read_behaviour(vllm_config: VllmConfig) -> StepBehaviour:
     """Return the method's behaviour on the model runner in use. The second runner has its own
     speculator for an MTP draft of several layers, which always makes K drafts."""
-    second = bool(vllm_config.use_v2_model_runner)
+    is_second = bool(vllm_config.use_v2_model_runner)
     config = vllm_config.speculative_config
-    if second and config is not None and config.use_multi_module_mtp():
+    if is_second and config is not None and config.use_multi_module_mtp():
         return FULL_RUNS
-    return read_method(vllm_config).on(Runner.SECOND if second else Runner.FIRST)
+    return read_method(vllm_config).on(Runner.SECOND if is_second else Runner.FIRST)
 
 
 def is_past_prompt(request: Request, scheduled_tokens: int) -> bool:
@@ -427,23 +445,23 @@ def is_past_prompt(request: Request, scheduled_tokens: int) -> bool:
 def scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> DepthSchedulerBase:
     """Make the scheduler that ``scheduler_cls`` names, for synchronous or asynchronous
     scheduling."""
-    asynchronous = vllm_config.scheduler_config.async_scheduling
-    kind = AsyncDepthScheduler if asynchronous else DepthScheduler
-    return kind(vllm_config, *args, **kwargs)
+    is_asynchronous = vllm_config.scheduler_config.async_scheduling
+    scheduler_class = AsyncDepthScheduler if is_asynchronous else DepthScheduler
+    return scheduler_class(vllm_config, *args, **kwargs)
 
 
 def server_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> DepthSchedulerBase:
     """Make the scheduler that ``--scheduler-cls`` names for a worker under ``vllm serve``."""
-    made = scheduler(vllm_config, *args, **kwargs)
-    made.account_per_answer()
-    return made
+    worker_scheduler = scheduler(vllm_config, *args, **kwargs)
+    worker_scheduler.account_per_answer()
+    return worker_scheduler
 
 
 def planning_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> DepthSchedulerBase:
     """Make a worker's scheduler that also plans the depth of requests without their own."""
-    made = server_scheduler(vllm_config, *args, **kwargs)
-    made.set_planning("auto")
-    return made
+    worker_scheduler = server_scheduler(vllm_config, *args, **kwargs)
+    worker_scheduler.set_planning("auto")
+    return worker_scheduler
 
 
 def set_depth(core: EngineCore, depth: int) -> int:

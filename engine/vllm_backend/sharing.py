@@ -46,24 +46,37 @@ class StepSharing:
         """Limit other requests in the step that is scheduled inside the context."""
         scheduler = self._scheduler
         self._put_latency_first()
-        left = {request.request_id: _count_left(request) for request in scheduler.running}
-        decoding = [r for r in scheduler.running if _is_decoding(r, left[r.request_id])]
-        rows = [DecodingRow(r.request_id, len(r.spec_token_ids)) for r in decoding]
-        needed = sum(left[row.name] for row in rows)
-        first, others = self._count_prompts(left, {row.name for row in rows})
-        ration = self._share.ration(rows, others, self._depth) if self._may_hold else None
-        most = scheduler.max_num_scheduled_tokens
+        pending_tokens = {request.request_id: _count_left(request) for request in scheduler.running}
+        decoding_requests = [
+            request
+            for request in scheduler.running
+            if _is_decoding(request, pending_tokens[request.request_id])
+        ]
+        rows = [
+            DecodingRow(request.request_id, len(request.spec_token_ids))
+            for request in decoding_requests
+        ]
+        num_tokens = sum(pending_tokens[row.name] for row in rows)
+        latency_prompt, other_prompt = self._count_prompts(
+            pending_tokens, {row.name for row in rows}
+        )
+        ration = self._share.ration(rows, other_prompt, self._depth) if self._may_hold else None
+        max_tokens = scheduler.max_num_scheduled_tokens
         if ration is not None:
-            saved = self._apply(ration, decoding, left)
+            num_saved = self._apply(ration, decoding_requests, pending_tokens)
             if ration.prompt is not None and self._may_split:
-                needed += first + ration.prompt - saved
-                scheduler.max_num_scheduled_tokens = max(1, min(most, needed))
+                num_tokens += latency_prompt + ration.prompt - num_saved
+                scheduler.max_num_scheduled_tokens = max(1, min(max_tokens, num_tokens))
                 if not ration.prompt:
-                    self._hold(r for r in scheduler.running if self._is_other_prompt(r, left))
+                    self._hold(
+                        request
+                        for request in scheduler.running
+                        if self._is_other_prompt(request, pending_tokens)
+                    )
         try:
             yield
         finally:
-            scheduler.max_num_scheduled_tokens = most
+            scheduler.max_num_scheduled_tokens = max_tokens
 
     def settle(self, output: SchedulerOutput) -> None:
         """Charge the ration for the scheduled step."""
@@ -77,10 +90,10 @@ class StepSharing:
                 reads_first = True
             else:
                 prompt += tokens
-        made = int(output.num_spec_tokens_to_schedule or 0)
-        shared = self._share.settle(rows, prompt, self._depth, made)
-        setattr(output, SHARED, None if reads_first else shared)
-        self._depth = made
+        num_drafts = int(output.num_spec_tokens_to_schedule or 0)
+        shared_step = self._share.settle(rows, prompt, self._depth, num_drafts)
+        setattr(output, SHARED, None if reads_first else shared_step)
+        self._depth = num_drafts
 
     def _put_latency_first(self) -> None:
         scheduler, is_latency = self._scheduler, self._share.is_latency
@@ -92,14 +105,14 @@ class StepSharing:
         waiting = self._scheduler.waiting
         if len(waiting) < 2 or not isinstance(waiting, FCFSRequestQueue):
             return
-        ordered = sorted(waiting, key=rank)
+        requests = sorted(waiting, key=rank)
         waiting.clear()
-        waiting.extend(ordered)
+        waiting.extend(requests)
 
-    def _count_prompts(self, left: dict[str, int], decoding: set[str]) -> tuple[int, int]:
+    def _count_prompts(self, pending_tokens: dict[str, int], decoding: set[str]) -> tuple[int, int]:
         """Count the prompt tokens still to be read, of the latency class and of others."""
         counts = [0, 0]
-        for name, tokens in left.items():
+        for name, tokens in pending_tokens.items():
             if name not in decoding:
                 counts[not self._share.is_latency(name)] += tokens
         for request in self._scheduler.waiting:
@@ -107,41 +120,45 @@ class StepSharing:
             counts[not self._share.is_latency(request.request_id)] += tokens
         return counts[0], counts[1]
 
-    def _apply(self, ration: Ration, decoding: list[Request], left: dict[str, int]) -> int:
+    def _apply(
+        self, ration: Ration, decoding_requests: list[Request], pending_tokens: dict[str, int]
+    ) -> int:
         """Hold and cut requests, and return the number of tokens that the step saves."""
-        held = set(ration.held) if self._may_hold else set()
-        saved = 0
-        for request in decoding:
+        held_names = set(ration.held) if self._may_hold else set()
+        num_saved = 0
+        for request in decoding_requests:
             name = request.request_id
             width = 0 if name in ration.held else ration.widths.get(name)
-            if name in held:
+            if name in held_names:
                 self._hold([request])
-                saved += left[name]
+                num_saved += pending_tokens[name]
             elif self._may_cut and width is not None and width < len(request.spec_token_ids):
-                saved += len(request.spec_token_ids) - width
+                num_saved += len(request.spec_token_ids) - width
                 request.spec_token_ids = request.spec_token_ids[:width]
                 self._planning.limit_width(request, width)
-        return saved
+        return num_saved
 
     def _hold(self, requests: Iterable[Request]) -> None:
         """Leave requests out of the next step."""
         for request in requests:
-            after = self._scheduler.current_step + 2
-            request.next_decode_eligible_step = max(request.next_decode_eligible_step, after)
+            step = self._scheduler.current_step + 2
+            request.next_decode_eligible_step = max(request.next_decode_eligible_step, step)
             if self._asynchronous and request.spec_token_ids:
                 request.spec_token_ids = []
                 self._planning.limit_width(request, 0)
 
-    def _is_other_prompt(self, request: Request, left: dict[str, int]) -> bool:
+    def _is_other_prompt(self, request: Request, pending_tokens: dict[str, int]) -> bool:
         name = request.request_id
-        return not self._share.is_latency(name) and not _is_decoding(request, left.get(name, 0))
+        return not self._share.is_latency(name) and not _is_decoding(
+            request, pending_tokens.get(name, 0)
+        )
 
 
 def _count_left(request: Request) -> int:
     """Return the number of a running request's tokens that a step without limits computes."""
-    known = request.num_tokens_with_spec + request.num_output_placeholders
-    return int(known - request.num_computed_tokens)
+    num_tokens = request.num_tokens_with_spec + request.num_output_placeholders
+    return int(num_tokens - request.num_computed_tokens)
 
 
-def _is_decoding(request: Request, left: int) -> bool:
-    return left <= 1 + len(request.spec_token_ids)
+def _is_decoding(request: Request, num_pending: int) -> bool:
+    return num_pending <= 1 + len(request.spec_token_ids)

@@ -14,7 +14,12 @@ from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
 from eaglegate.engine.speculation.step_graphs import GraphMode, StepGraphs
 from eaglegate.engine.vllm_backend import graphs
-from eaglegate.engine.vllm_backend.graphs import WIDEST, choose_depths, choose_sizes, declare_depths
+from eaglegate.engine.vllm_backend.graphs import (
+    MAX_GRAPH_TOKENS,
+    choose_depths,
+    choose_sizes,
+    declare_depths,
+)
 
 BATCHED_TOKENS = 8192
 
@@ -95,7 +100,7 @@ def test_the_examples_in_the_module() -> None:
 def test_every_batch_at_a_declared_depth_finds_a_graph(most: int, requests: int) -> None:
     manager = declare(most, requests)
     widest = manager.compilation_config.cudagraph_capture_sizes[-1]
-    assert widest > 0.9 * WIDEST
+    assert widest > 0.9 * MAX_GRAPH_TOKENS
     table = declare_depths(choose_depths(most), requests)
     assert table[-1][-1] == most
     for _, _, depth in table:

@@ -10,7 +10,7 @@ import pytest
 from eaglegate.engine.speculation.planner import DepthPlan
 from eaglegate.engine.speculation.step_cost import ObservedStep
 from eaglegate.engine.types import DepthReason
-from eaglegate.engine.vllm_backend.planning import MANY_HOLES, RandomPlanner, name_slice
+from eaglegate.engine.vllm_backend.planning import MIN_HOLES, RandomPlanner, name_slice
 from eaglegate.engine.vllm_backend.scheduler import planning_scheduler
 from eaglegate.engine.vllm_fields import UNTAUGHT
 from tests.engine.vllm_backend import test_scheduler
@@ -97,10 +97,10 @@ def test_answers_with_many_holes_have_a_slice_of_their_own() -> None:
     pretence.scheduler.set_planning("auto")
     pretence.scheduler.planning.freeze(0)
     pretence.add("a", traffic="chat")
-    for _ in range(MANY_HOLES // 2):
+    for _ in range(MIN_HOLES // 2):
         pretence.step()
     assert name_slices(pretence) == {"chat/answer/1k"}
-    for _ in range(MANY_HOLES):
+    for _ in range(MIN_HOLES):
         pretence.step()
     pretence.scheduler.planning.freeze(None)
     finish(pretence, "a")
