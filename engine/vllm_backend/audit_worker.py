@@ -27,9 +27,9 @@ from eaglegate.engine.vllm_fields import AUDIT
 
 log = logging.getLogger(__name__)
 
-MOST = 64
+MAX_AUDITS = 64
 """Most audits, running or finished, that a worker remembers."""
-BLOCK = 256
+BLOCK_ROWS = 256
 """Number of positions whose logits are computed at a time."""
 
 
@@ -57,14 +57,19 @@ class Audit:
         )
         return cls(key, tokens)
 
-    def add(self, first: int, hidden: torch.Tensor, compute_logits: Logits) -> None:
-        """Score positions. ``hidden`` has the states of the positions from ``first`` on."""
-        needed = self._tokens.needed
-        begin, end = max(first, needed.start), min(first + len(hidden), needed.stop)
-        for at in range(begin, end, BLOCK):
-            logits = compute_logits(hidden[at - first : min(at + BLOCK, end) - first])
+    def add(self, first_position: int, states: torch.Tensor, compute_logits: Logits) -> None:
+        """Score positions. ``states`` are the hidden states from ``first_position`` on."""
+        positions = self._tokens.scored_positions
+        begin, end = (
+            max(first_position, positions.start),
+            min(first_position + len(states), positions.stop),
+        )
+        for position in range(begin, end, BLOCK_ROWS):
+            logits = compute_logits(
+                states[position - first_position : min(position + BLOCK_ROWS, end) - first_position]
+            )
             if logits is not None and not self._error:
-                self._score(at - needed.start + self._tokens.rules.first, logits)
+                self._score(position - positions.start + self._tokens.rules.first, logits)
 
     def _score(self, place: int, logits: torch.Tensor) -> None:
         try:
@@ -92,27 +97,27 @@ class AuditRegister:
     """Audits of a worker by the engine's request ids."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, Audit] = OrderedDict()
+        self._audits: OrderedDict[str, Audit] = OrderedDict()
 
     def find(self, req_id: str, prompt: list[int] | None, params: Any) -> Audit | None:
         """Return the audit of a request; None if the request is not an audit."""
         if prompt is None or params is None or AUDIT not in (params.extra_args or {}):
             return None
-        audit = self._known.get(req_id)
+        audit = self._audits.get(req_id)
         if audit is None:
-            audit = self._known[req_id] = Audit.of(prompt, params)
-            while len(self._known) > MOST:
-                self._known.popitem(last=False)
+            audit = self._audits[req_id] = Audit.of(prompt, params)
+            while len(self._audits) > MAX_AUDITS:
+                self._audits.popitem(last=False)
         return audit
 
     def get(self, req_id: str) -> Audit | None:
-        return self._known.get(req_id)
+        return self._audits.get(req_id)
 
     def take(self, key: str) -> dict[str, Any] | None:
         """Remove and return the scores under this key; None if there are none."""
-        for req_id, audit in self._known.items():
+        for req_id, audit in self._audits.items():
             if audit.key == key:
-                del self._known[req_id]
+                del self._audits[req_id]
                 return audit.to_fields()
         return None
 
@@ -147,16 +152,16 @@ def get_prompt_logprobs(
         if tokens := num_scheduled_tokens.get(req_id, 0):
             row = runner.input_batch.req_id_to_index[req_id]
             begin = int(runner.query_start_loc.np[row])
-            hidden = hidden_states[begin : begin + tokens]
-            audit.add(request.num_computed_tokens, hidden, compute_logits)
-    audited = {req_id: number for req_id, number in numbers.items() if audits.get(req_id)}
-    runner.num_prompt_logprobs = {key: numbers[key] for key in numbers if key not in audited}
+            states = hidden_states[begin : begin + tokens]
+            audit.add(request.num_computed_tokens, states, compute_logits)
+    audit_numbers = {req_id: number for req_id, number in numbers.items() if audits.get(req_id)}
+    runner.num_prompt_logprobs = {key: numbers[key] for key in numbers if key not in audit_numbers}
     runner.model, model = PromptModel(compute_logits), runner.model
     try:
         return original(runner, hidden_states, num_scheduled_tokens)
     finally:
         runner.model = model
-        runner.num_prompt_logprobs |= audited
+        runner.num_prompt_logprobs |= audit_numbers
 
 
 def add_request(
@@ -166,12 +171,12 @@ def add_request(
     original(worker, req_id, req_idx, params)
     if AUDIT in (params.extra_args or {}):
         worker.uses_prompt_logprobs[req_idx] = False
-        worker.audited = {**getattr(worker, "audited", {}), req_id: params}
+        worker.audit_params = {**getattr(worker, "audit_params", {}), req_id: params}
 
 
 def remove_request(original: Callable[..., None], worker: Any, req_id: str) -> None:
     original(worker, req_id)
-    getattr(worker, "audited", {}).pop(req_id, None)
+    getattr(worker, "audit_params", {}).pop(req_id, None)
 
 
 def compute_prompt_logprobs(
@@ -186,19 +191,19 @@ def compute_prompt_logprobs(
 ) -> Any:
     """Replace ``PromptLogprobsWorker.compute_prompt_logprobs``, and score audits."""
     compute_logits = adapt_rows(logits_fn.__self__, hidden_states)
-    audited = getattr(worker, "audited", {})
-    for row, req_id in enumerate(batch.req_ids) if audited else ():
-        if req_id not in audited:
+    audit_params = getattr(worker, "audit_params", {})
+    for row, req_id in enumerate(batch.req_ids) if audit_params else ():
+        if req_id not in audit_params:
             continue
         try:
             index = batch.idx_mapping_np[row]
             prompt = all_token_ids[index, : int(prompt_lens[index])].tolist()
-            audit = audits.find(req_id, prompt, audited[req_id])
+            audit = audits.find(req_id, prompt, audit_params[req_id])
             begin, end = map(int, batch.query_start_loc_np[row : row + 2])
-            first = int(batch.num_computed_prefill_tokens_np[row])
+            first_position = int(batch.num_computed_prefill_tokens_np[row])
             if audit is not None:
-                audit.add(first, hidden_states[begin:end], compute_logits)
+                audit.add(first_position, hidden_states[begin:end], compute_logits)
         except Exception as error:
             log.warning("an audit failed in the worker: %s", type(error).__name__)
-    others = hidden_states, batch, all_token_ids, num_computed_tokens, prompt_lens
-    return original(worker, compute_logits, *others)
+    arguments = hidden_states, batch, all_token_ids, num_computed_tokens, prompt_lens
+    return original(worker, compute_logits, *arguments)

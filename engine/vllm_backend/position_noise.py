@@ -59,9 +59,9 @@ def add_noise(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
 
 def draw_noise(seed: int, position: int, tokens: Sequence[int]) -> list[float]:
     """Return the noise of single tokens, for inspecting a text."""
-    where = torch.tensor([seed]), torch.tensor([position])
+    key = torch.tensor([seed]), torch.tensor([position])
     words = _rotate(_mix_word(torch.tensor(tokens, dtype=torch.int32)), 13)
-    noise: list[float] = _draw_waits(_hash_prefixes(*where) ^ words).log().neg().tolist()
+    noise: list[float] = _draw_waits(_hash_prefixes(*key) ^ words).log().neg().tolist()
     return noise
 
 
@@ -73,8 +73,8 @@ def count_accepted(
     ``samples`` and ``drafts`` have a row for each request; its first ``counts`` drafts are real.
     """
     places = torch.arange(drafts.shape[1], device=drafts.device)
-    same = (samples == drafts) & (places < counts.unsqueeze(1))
-    return same.cumprod(1).sum(1)
+    matches = (samples == drafts) & (places < counts.unsqueeze(1))
+    return matches.cumprod(1).sum(1)
 
 
 def _hash_prefixes(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -100,27 +100,27 @@ def _draw_waits(state: torch.Tensor) -> torch.Tensor:
     small numbers, which float32 represents finely.
     """
     state.mul_(5).add_(STEP).bitwise_xor_(16)
-    spare = _shift(state, 16)
-    state.bitwise_xor_(spare).mul_(FINAL[0])
-    state.bitwise_xor_(_shift(state, 13, spare)).mul_(FINAL[1])
-    state.bitwise_xor_(_shift(state, 16, spare))
-    uniform = _shift(state, 16, spare).float().mul_(2.0**-16)
-    uniform.add_(state.bitwise_and_(WORD).float().add_(0.5).mul_(2.0**-32))
-    return uniform.clamp_(max=BELOW_ONE).neg_().log1p_().neg_()
+    buffer = _shift(state, 16)
+    state.bitwise_xor_(buffer).mul_(FINAL[0])
+    state.bitwise_xor_(_shift(state, 13, buffer)).mul_(FINAL[1])
+    state.bitwise_xor_(_shift(state, 16, buffer))
+    uniforms = _shift(state, 16, buffer).float().mul_(2.0**-16)
+    uniforms.add_(state.bitwise_and_(WORD).float().add_(0.5).mul_(2.0**-32))
+    return uniforms.clamp_(max=BELOW_ONE).neg_().log1p_().neg_()
 
 
 def _mix_word(word: torch.Tensor) -> torch.Tensor:
     return _rotate(word * FIRST, 15) * SECOND
 
 
-def _rotate(word: torch.Tensor, by: int) -> torch.Tensor:
-    return (word << by) | _shift(word, 32 - by)
+def _rotate(word: torch.Tensor, num_bits: int) -> torch.Tensor:
+    return (word << num_bits) | _shift(word, 32 - num_bits)
 
 
-def _shift(word: torch.Tensor, by: int, out: torch.Tensor | None = None) -> torch.Tensor:
+def _shift(word: torch.Tensor, num_bits: int, out: torch.Tensor | None = None) -> torch.Tensor:
     """Shift right and fill with zeros, because a shift of int32 would repeat the sign."""
-    shifted = torch.bitwise_right_shift(word, by, out=out)
-    return shifted.bitwise_and_((1 << (32 - by)) - 1)
+    result = torch.bitwise_right_shift(word, num_bits, out=out)
+    return result.bitwise_and_((1 << (32 - num_bits)) - 1)
 
 
 def _to_word(values: torch.Tensor) -> torch.Tensor:

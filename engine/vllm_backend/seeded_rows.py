@@ -59,11 +59,11 @@ class SeededRows:
         self._draft_seeds = async_tensor_h2d(seeds[np.searchsorted(rows, owners[drafts])], device)
         self._positions = positions[metadata.target_logits_indices][self._drafts]
 
-    def sample_ends(self, logits: torch.Tensor, sampled: torch.Tensor) -> None:
+    def sample_ends(self, logits: torch.Tensor, tokens: torch.Tensor) -> None:
         """Write the samples that follow each request's last token."""
         positions = self._ends[self._rows]
-        sampled[self._rows] = position_noise.sample(logits[self._rows], self._seeds, positions).to(
-            sampled.dtype
+        tokens[self._rows] = position_noise.sample(logits[self._rows], self._seeds, positions).to(
+            tokens.dtype
         )
 
     def sample_drafted(self, logits: torch.Tensor) -> torch.Tensor:
@@ -72,13 +72,15 @@ class SeededRows:
         if len(self._drafts) == len(logits):
             return position_noise.sample(logits, self._draft_seeds, self._positions)
         tokens = logits.argmax(-1)
-        own = logits[self._drafts]
-        tokens[self._drafts] = position_noise.sample(own, self._draft_seeds, self._positions)
+        seeded_logits = logits[self._drafts]
+        tokens[self._drafts] = position_noise.sample(
+            seeded_logits, self._draft_seeds, self._positions
+        )
         return tokens
 
-    def merge(self, ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-        """Return ``theirs`` with the rows of seeded requests replaced from ``ours``."""
-        return theirs.index_copy_(0, self._rows, ours[self._rows])
+    def merge(self, seeded_tokens: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Return ``tokens`` with the rows of seeded requests replaced from ``seeded_tokens``."""
+        return tokens.index_copy_(0, self._rows, seeded_tokens[self._rows])
 
 
 @contextmanager
@@ -88,12 +90,12 @@ def key_by_position(runner: GPUModelRunner, metadata: SpecDecodeMetadata | None)
     if not batch.generators:
         yield
         return
-    kept = batch.sampling_metadata
-    batch.sampling_metadata = replace(kept, generators=SeededRows(runner, metadata))
+    sampling_metadata = batch.sampling_metadata
+    batch.sampling_metadata = replace(sampling_metadata, generators=SeededRows(runner, metadata))
     try:
         yield
     finally:
-        batch.sampling_metadata = kept
+        batch.sampling_metadata = sampling_metadata
 
 
 def draw(
@@ -109,18 +111,18 @@ def draw(
         return original(sampler, logits, generators, k, p)
     logits = apply_top_k_top_p(logits, k, p)
     if generators.is_complete and sampler.logprobs_mode not in PROCESSED_LOGPROBS_MODES:
-        sampled, processed = logits.new_zeros(len(logits), dtype=torch.int64), None
+        tokens, processed_logits = logits.new_zeros(len(logits), dtype=torch.int64), None
     else:
-        sampled, processed = original(sampler, logits, {}, None, None)
-    generators.sample_ends(logits, sampled)
-    return sampled, processed
+        tokens, processed_logits = original(sampler, logits, {}, None, None)
+    generators.sample_ends(logits, tokens)
+    return tokens, processed_logits
 
 
 def verify(
     original: Callable[..., torch.Tensor],
     drafts: torch.Tensor,
     counts: list[int],
-    most: int,
+    max_drafts: int,
     ends: torch.Tensor,
     draft_probs: torch.Tensor | None,
     logits: torch.Tensor,
@@ -132,34 +134,38 @@ def verify(
     """Replace the first runner's ``rejection_sample``; returns a row of tokens for each request."""
     rows = metadata.generators
     options["synthetic_mode"] = synthetic_mode
-    given = drafts, counts, most, ends, draft_probs, logits, bonus
+    arguments = drafts, counts, max_drafts, ends, draft_probs, logits, bonus
     if not isinstance(rows, SeededRows):
-        return original(*given, metadata, **options)
-    plain = replace(metadata, generators={})
+        return original(*arguments, metadata, **options)
+    plain_metadata = replace(metadata, generators={})
     if synthetic_mode:
-        return original(*given, plain, **options)
-    ours = accept_drafts(rows.sample_drafted(logits), drafts, ends, most, bonus)
-    return ours if rows.is_complete else rows.merge(ours, original(*given, plain, **options))
+        return original(*arguments, plain_metadata, **options)
+    tokens = accept_drafts(rows.sample_drafted(logits), drafts, ends, max_drafts, bonus)
+    return (
+        tokens
+        if rows.is_complete
+        else rows.merge(tokens, original(*arguments, plain_metadata, **options))
+    )
 
 
 def accept_drafts(
     samples: torch.Tensor,
     drafts: torch.Tensor,
     ends: torch.Tensor,
-    most: int,
+    max_drafts: int,
     bonus: torch.Tensor,
 ) -> torch.Tensor:
     """Return each request's samples up to the first that differs from its draft, then its bonus
     token."""
-    if not most:
+    if not max_drafts:
         return bonus.to(torch.int32)
     counts = torch.diff(ends, prepend=ends.new_zeros(1))
-    columns = torch.arange(most + 1, device=ends.device)
+    columns = torch.arange(max_drafts + 1, device=ends.device)
     places = ((ends - counts).unsqueeze(1) + columns).clamp_(max=max(0, len(samples) - 1))
-    tokens, drafted = samples[places].to(torch.int32), drafts[places]
-    accepted = position_noise.count_accepted(tokens, drafted, counts).unsqueeze(1)
+    tokens, placed_drafts = samples[places].to(torch.int32), drafts[places]
+    num_accepted = position_noise.count_accepted(tokens, placed_drafts, counts).unsqueeze(1)
     tokens = torch.where(columns == counts.unsqueeze(1), bonus.to(torch.int32), tokens)
-    return tokens.masked_fill_(columns > accepted, REJECTED)
+    return tokens.masked_fill_(columns > num_accepted, REJECTED)
 
 
 def verify_again(
@@ -172,15 +178,15 @@ def verify_again(
     # Arguments of ``_verify`` (vllm/v1/worker/gpu/spec_decode/rejection_sampler.py). There is a row
     # of logits for every draft of every request and one for its bonus token: ``positions``,
     # ``owners`` and ``drafts`` have the shape (rows,), ``begins`` (requests + 1,), ``requests`` and
-    # ``seeded`` (requests,), ``sampled`` (requests, K + 1), ``num_sampled`` (requests,).
-    logits, sampled, num_sampled = original(sampler, *arguments)
+    # ``seed_flags`` (requests,), ``output_tokens`` (requests, K + 1), ``num_sampled`` (requests,).
+    logits, output_tokens, num_sampled = original(sampler, *arguments)
     _, _, _, positions, begins, _, requests, owners, _, _, drafts = arguments
     states = sampler.sampler.sampling_states
-    seeded = states.seeds_set[requests]
+    seed_flags = states.seeds_set[requests]
     # Synthetic acceptance (for benchmarks) and watermarks choose the tokens themselves.
-    forced = sampler.synthetic_conditional_rates is not None or sampler.watermark_key is not None
-    if forced or not seeded.any():
-        return logits, sampled, num_sampled
+    is_forced = sampler.synthetic_conditional_rates is not None or sampler.watermark_key is not None
+    if is_forced or not seed_flags.any():
+        return logits, output_tokens, num_sampled
     # Gumbel-max (Maddison et al., 2014, "A* sampling"): the token with the greatest logit plus
     # noise is a sample. The noise is that of a step without drafts at the same position, so the
     # text does not depend on drafts. The original's ratio test draws other numbers. ``logits``
@@ -197,18 +203,20 @@ def verify_again(
     )
     # Rows of each request, in shape (requests, K + 1). Those beyond its own are clamped to any
     # valid row: ``counts`` keeps them from being accepted, and ``num_sampled`` from being read.
-    columns = torch.arange(sampled.shape[1], device=sampled.device)
+    columns = torch.arange(output_tokens.shape[1], device=output_tokens.device)
     rows = (begins[:-1].unsqueeze(1) + columns).clamp_(max=len(samples) - 1)
     # ``drafts`` holds the input token of each row. The draft that a row's sample is compared with
     # is the input of the next row.
-    drafted = drafts[(rows + 1).clamp_(max=len(samples) - 1)]
+    placed_drafts = drafts[(rows + 1).clamp_(max=len(samples) - 1)]
     tokens, counts = samples[rows], torch.diff(begins) - 1
-    accepted = position_noise.count_accepted(tokens, drafted, counts)
-    is_seeded = async_tensor_h2d(seeded, sampled.device)
-    sampled = torch.where(is_seeded.unsqueeze(1), tokens.to(sampled.dtype), sampled)
+    num_accepted = position_noise.count_accepted(tokens, placed_drafts, counts)
+    is_seeded = async_tensor_h2d(seed_flags, output_tokens.device)
+    output_tokens = torch.where(
+        is_seeded.unsqueeze(1), tokens.to(output_tokens.dtype), output_tokens
+    )
     # The sample after the last accepted draft counts as well: a correction, or the bonus token.
-    num_kept = (accepted + 1).to(num_sampled.dtype)
-    return logits, sampled, torch.where(is_seeded, num_kept, num_sampled)
+    num_kept = (num_accepted + 1).to(num_sampled.dtype)
+    return logits, output_tokens, torch.where(is_seeded, num_kept, num_sampled)
 
 
 def _get_seed(generator: torch.Generator) -> int:

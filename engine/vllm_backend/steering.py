@@ -54,9 +54,9 @@ def build_logitsprocs(
     ones."""
     if vllm_config.speculative_config is None or is_pooling_model or custom_logitsprocs:
         return original(vllm_config, device, is_pin_memory, is_pooling_model, custom_logitsprocs)
-    ours = {MinTokensLogitsProcessor: MinTokens}
+    replacements = {MinTokensLogitsProcessor: MinTokens}
     return LogitsProcessors(
-        ours.get(kind, kind)(vllm_config, device, is_pin_memory)
+        replacements.get(kind, kind)(vllm_config, device, is_pin_memory)
         for kind in BUILTIN_LOGITS_PROCESSORS
     )
 
@@ -123,15 +123,15 @@ class MinTokens(MinTokensLogitsProcessor):  # type: ignore[misc]
         super().__init__(*args)
         self.drafts: Sequence[Sequence[int]] = ()
         """Drafts of each row, while bonus tokens are sampled."""
-        self._banned: tuple[int, ...] | None = None
+        self._banned_rows: tuple[int, ...] | None = None
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         if process_dict_updates(self.min_toks, batch_update, self.add_request):
-            self._banned = None
+            self._banned_rows = None
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         rows = tuple(row for row in self.min_toks if self._count_missing(row) > 0)
-        if rows != self._banned:
+        if rows != self._banned_rows:
             self._ban_stops(rows)
         return super().apply(logits) if rows else logits
 
@@ -145,7 +145,7 @@ class MinTokens(MinTokensLogitsProcessor):  # type: ignore[misc]
         structured = [(row, token) for row, token in stops if self.min_toks[row][3]]
         self.logits_slice = self._make_slice(stops)
         self.restore_logits_slice = self._make_slice(structured)
-        self._banned = rows
+        self._banned_rows = rows
 
     def _make_slice(self, places: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
         rows, tokens = [row for row, _ in places], [token for _, token in places]
@@ -153,8 +153,12 @@ class MinTokens(MinTokensLogitsProcessor):  # type: ignore[misc]
 
 
 def find_min_tokens(processors: LogitsProcessors) -> MinTokens | None:
-    found = (p for p in processors.non_argmax_invariant if isinstance(p, MinTokens))
-    return next(found, None)
+    matches = (
+        processor
+        for processor in processors.non_argmax_invariant
+        if isinstance(processor, MinTokens)
+    )
+    return next(matches, None)
 
 
 def apply_to_samples(
@@ -190,26 +194,27 @@ class ReasoningSpan:
     def __init__(self, start: list[int], end: list[int], begin_at: int = 0) -> None:
         """Start outside of reasoning. Tokens before ``begin_at`` are not read."""
         self._start, self._end = start, end
-        self._read = begin_at
+        self._num_read = begin_at
         self._begin: int | None = None
 
     @property
     def length(self) -> int | None:
         """Number of tokens since the reasoning began; None outside of reasoning."""
-        return None if self._begin is None else self._read - self._begin
+        return None if self._begin is None else self._num_read - self._begin
 
     def read(self, tokens: Sequence[int]) -> None:
-        for at in range(self._read + 1, len(tokens) + 1):
-            if self._ends_with(tokens, at, self._start):
-                self._begin = at
-            elif self._begin is not None and self._ends_with(tokens, at, self._end):
+        for index in range(self._num_read + 1, len(tokens) + 1):
+            if self._ends_with(tokens, index, self._start):
+                self._begin = index
+            elif self._begin is not None and self._ends_with(tokens, index, self._end):
                 self._begin = None
-        self._read = len(tokens)
+        self._num_read = len(tokens)
 
     @staticmethod
-    def _ends_with(tokens: Sequence[int], at: int, marker: list[int]) -> bool:
+    def _ends_with(tokens: Sequence[int], end: int, marker: list[int]) -> bool:
         return (
-            tokens[at - 1] == marker[-1] and list(tokens[max(0, at - len(marker)) : at]) == marker
+            tokens[end - 1] == marker[-1]
+            and list(tokens[max(0, end - len(marker)) : end]) == marker
         )
 
 
@@ -232,31 +237,33 @@ class ThinkingBudget:
     def read(self, output: Sequence[int]) -> None:
         """Read all tokens of the answer so far. vLLM takes some back when a transfer of KV
         fails."""
-        known = len(self._tokens) - len(self._prompt)
-        if len(output) < known:
+        num_known = len(self._tokens) - len(self._prompt)
+        if len(output) < num_known:
             self._restart()
-            known = 0
-        self._tokens += output[known:]
+            num_known = 0
+        self._tokens += output[num_known:]
         self._span.read(self._tokens)
 
     def find_forced(self, drafts: Iterable[int]) -> list[int | None]:
         """Return the token that must come next, after each number of drafts from none to all."""
-        span, committed = copy(self._span), len(self._tokens)
-        forced = [self._get_forced(span)]
+        span, length = copy(self._span), len(self._tokens)
+        forced_tokens = [self._get_forced(span)]
         for draft in drafts:
             self._tokens.append(draft)
             span.read(self._tokens)
-            forced.append(self._get_forced(span))
-        del self._tokens[committed:]
-        return forced
+            forced_tokens.append(self._get_forced(span))
+        del self._tokens[length:]
+        return forced_tokens
 
     def _get_forced(self, span: ReasoningSpan) -> int | None:
         """Return the token that must come next; None if any may. A partial end phrase is
         continued."""
         if span.length is None or span.length < self._budget:
             return None
-        written = (n for n in range(len(self._phrase) - 1, 0, -1) if self._is_last(n))
-        return self._phrase[next(written, 0)]
+        lengths = (
+            length for length in range(len(self._phrase) - 1, 0, -1) if self._is_last(length)
+        )
+        return self._phrase[next(lengths, 0)]
 
     def _is_last(self, count: int) -> bool:
         return self._tokens[-count:] == self._phrase[:count]
@@ -296,16 +303,20 @@ class ThinkingBudgets:
         """Force the tokens that budgets demand. ``logits`` has a row per request, in a step without
         drafts or for bonus tokens, or else a row per draft."""
         drafts = spec_token_ids or []
-        begins = (0, *accumulate(len(own) for own in drafts))
+        begins = (0, *accumulate(len(row_drafts) for row_drafts in drafts))
         per_request = predict_bonus_token or not begins[-1]
         places: list[tuple[int, int]] = []
         for row, budget in self._rows.items() if len(logits) else ():
-            forced = budget.find_forced(drafts[row] if row < len(drafts) else ())
-            rows = [(row, forced[-1])] if per_request else enumerate(forced[:-1], begins[row])
-            places += [(at, token) for at, token in rows if token is not None]
+            forced_tokens = budget.find_forced(drafts[row] if row < len(drafts) else ())
+            rows = (
+                [(row, forced_tokens[-1])]
+                if per_request
+                else enumerate(forced_tokens[:-1], begins[row])
+            )
+            places += [(target_row, token) for target_row, token in rows if token is not None]
         if places:
-            where = torch.tensor(places, device=logits.device).unbind(1)
-            logits.index_put_(where, torch.full((len(places),), 1e9, device=logits.device))
+            indices = torch.tensor(places, device=logits.device).unbind(1)
+            logits.index_put_(indices, torch.full((len(places),), 1e9, device=logits.device))
         return logits
 
 
@@ -314,5 +325,7 @@ def make_thinking_budgets(
 ) -> ThinkingBudgets | None:
     """Return the budgets; None if the markers of reasoning are unknown. The API then refuses
     budgets."""
-    known = config and config.reasoning_start_token_ids and config.natural_reasoning_end_token_ids
-    return ThinkingBudgets(config) if config and known and config.reasoning_end_token_ids else None
+    markers = config and config.reasoning_start_token_ids and config.natural_reasoning_end_token_ids
+    return (
+        ThinkingBudgets(config) if config and markers and config.reasoning_end_token_ids else None
+    )

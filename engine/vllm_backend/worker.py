@@ -84,12 +84,12 @@ def propose(
 def load_model(
     original: Callable[..., Any], drafter: SpecDecodeBaseProposer, *args: Any, **kwargs: Any
 ) -> Any:
-    loaded = original(drafter, *args, **kwargs)
-    inner: Any = getattr(drafter.model, "model", None)
-    embedding = getattr(inner, "embed_tokens", None)
+    result = original(drafter, *args, **kwargs)
+    inner_model: Any = getattr(drafter.model, "model", None)
+    embedding = getattr(inner_model, "embed_tokens", None)
     if isinstance(embedding, BaseLayerWithLoRA):
-        inner.embed_tokens = embedding.base_layer
-    return loaded
+        inner_model.embed_tokens = embedding.base_layer
+    return result
 
 
 def sample(original: Callable[..., Any], runner: GPUModelRunner, logits: Any, metadata: Any) -> Any:
