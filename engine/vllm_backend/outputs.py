@@ -54,17 +54,17 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
     """
 
     def __init__(
-        self, replaced: OutputProcessor, read: AccountReader, interval_s: float | None = None
+        self, processor: OutputProcessor, read: AccountReader, interval_s: float | None = None
     ) -> None:
         super().__init__(
-            replaced.tokenizer,
-            log_stats=replaced.log_stats,
-            tracing_enabled=replaced.tracing_enabled,
-            admission_stats=replaced.admission_stats,
+            processor.tokenizer,
+            log_stats=processor.log_stats,
+            tracing_enabled=processor.tracing_enabled,
+            admission_stats=processor.admission_stats,
         )
         self.unclaimed = Totals()
         self._read = read
-        self._interval = replaced.stream_interval
+        self._interval = processor.stream_interval
         self._flusher = SinkFlusher(interval_s)
         self._looks_for_nans = envs.VLLM_COMPUTE_NANS_IN_LOGITS
 
@@ -108,9 +108,9 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
                 continue
             token_ids = output.new_token_ids
             if iteration_stats is not None:  # vLLM's statistics of an output with tokens only
-                stats, new = state.stats, len(token_ids)
-                iteration_stats.num_generation_tokens += new
-                stats.num_generation_tokens += new
+                stats, num_tokens = state.stats, len(token_ids)
+                iteration_stats.num_generation_tokens += num_tokens
+                stats.num_generation_tokens += num_tokens
                 latency = engine_core_timestamp - stats.last_token_ts
                 iteration_stats.inter_token_latencies_iter.append(latency)
                 stats.last_token_ts = engine_core_timestamp
@@ -126,13 +126,13 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
         counts: IterationStats | None,
     ) -> None:
         """Process a request's first or last output, or one with more than tokens."""
-        first = state.is_prefilling
+        is_first = state.is_prefilling
         if counts is not None:
             self._update_stats_from_output(state, output, timestamp, counts)
-        if first:
+        if is_first:
             _end_prefill(state, output)
-        account = self._read(output, first)
-        self._deliver(state, output, timestamp, () if account is None else (account,), first)
+        account = self._read(output, is_first)
+        self._deliver(state, output, timestamp, () if account is None else (account,), is_first)
         if output.finish_reason is not None:
             self._end(state, output, counts)
 
@@ -177,7 +177,7 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
         output: EngineCoreOutput,
         timestamp: float | None,
         decode: tuple[DecodeStep, ...],
-        first: bool,
+        is_first: bool,
     ) -> None:
         token_ids = tuple(output.new_token_ids)
         has_logprobs = (
@@ -194,18 +194,18 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
             return
         finish = FINISH.get(reason)
         logprobs, prompt_logprobs = _take_logprobs(state, output) if has_logprobs else ((), None)
-        stopped = finish is FinishReason.STOP and token_ids
+        has_stop_token = finish is FinishReason.STOP and token_ids
         state.queue.push(
             Step(
                 token_ids,
                 decode,
                 logprobs,
                 prompt_logprobs,
-                cached_tokens=state.num_cached_tokens if first else None,
-                recomputed_tokens=_read_recomputed(output) if first else None,
+                cached_tokens=state.num_cached_tokens if is_first else None,
+                recomputed_tokens=_read_recomputed(output) if is_first else None,
                 finish=finish,
-                stop_token=token_ids[-1] if stopped else None,
-                queued_s=_read_queued(state) if first else None,
+                stop_token=token_ids[-1] if has_stop_token else None,
+                queued_s=_read_queued(state) if is_first else None,
                 preemptions=0
                 if finish is None or state.stats is None
                 else state.stats.num_preemptions,
@@ -255,12 +255,12 @@ def _take_logprobs(state: RequestState, output: EngineCoreOutput) -> tuple[Any, 
     """Return the log probabilities of the output's tokens, and the prompt's if it has them."""
     token_ids, processor = output.new_token_ids, state.logprobs_processor
     processor.update_from_output(output)
-    given = processor.logprobs[-len(token_ids) :] if processor.logprobs and token_ids else None
-    prompt = processor.pop_prompt_logprobs()
+    logprobs = processor.logprobs[-len(token_ids) :] if processor.logprobs and token_ids else None
+    prompt_logprobs = processor.pop_prompt_logprobs()
     return (
-        translate.convert_output_logprobs(token_ids, given, processor.num_logprobs),
+        translate.convert_output_logprobs(token_ids, logprobs, processor.num_logprobs),
         translate.convert_prompt_logprobs(
-            state.prompt_token_ids, prompt, processor.num_prompt_logprobs
+            state.prompt_token_ids, prompt_logprobs, processor.num_prompt_logprobs
         ),
     )
 
@@ -276,8 +276,8 @@ def take_over(
     until ``fail_all``).
     """
     envs.enable_envs_cache()
-    end = llm.renderer.get_eos_token_id()
-    llm.renderer.get_eos_token_id = lambda: end
+    end_id = llm.renderer.get_eos_token_id()
+    llm.renderer.get_eos_token_id = lambda: end_id
     llm.output_processor = outputs = StepOutputProcessor(llm.output_processor, read, interval_s)
     replace_output_reader(llm.engine_core)
     return outputs
@@ -294,8 +294,12 @@ def replace_output_reader(core: AsyncMPClient) -> None:
     Clients of several engines, and of engines with fault tolerance, receive more than outputs and
     keep vLLM's own reader.
     """
-    tolerant = core.vllm_config.parallel_config.enable_fault_tolerance
-    if type(core) is AsyncMPClient and not tolerant and core.resources.output_queue_task is None:
+    tolerates_faults = core.vllm_config.parallel_config.enable_fault_tolerance
+    if (
+        type(core) is AsyncMPClient
+        and not tolerates_faults
+        and core.resources.output_queue_task is None
+    ):
         intake = OutputReader(core)
         core.resources.output_queue_task = asyncio.create_task(intake.run(), name=TASK_NAME)
 
@@ -320,38 +324,38 @@ class OutputReader:
         self._queue: asyncio.Queue[Any] = core.outputs_queue
         self._utility_results = core.utility_results
         self._socket = core.resources.output_socket
-        self._now: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)
+        self._plain_socket: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)
         """The same socket without asyncio. ``_socket`` is closed on this loop only."""
-        self._ask: Callable[[int], Any] = self._now.get
+        self._get_option: Callable[[int], Any] = self._plain_socket.get
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        broken: asyncio.Future[None] = loop.create_future()
-        number = os.dup(self._now.FD)
+        failure: asyncio.Future[None] = loop.create_future()
+        descriptor = os.dup(self._plain_socket.FD)
         """A duplicate, because the socket's own descriptor may be reused once it is closed."""
-        loop.add_reader(number, self._on_readable, broken)
-        self._on_readable(broken)
+        loop.add_reader(descriptor, self._on_readable, failure)
+        self._on_readable(failure)
         try:
-            await broken
+            await failure
         except asyncio.CancelledError:
             self._queue.put_nowait(EngineDeadError())
         finally:
-            loop.remove_reader(number)
-            os.close(number)
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
 
-    def _on_readable(self, broken: asyncio.Future[None]) -> None:
+    def _on_readable(self, failure: asyncio.Future[None]) -> None:
         """Read every waiting message, because ZeroMQ signals once for any number of them."""
         try:
-            while not (broken.done() or self._socket.closed) and self._ask(EVENTS) & POLLIN:
+            while not (failure.done() or self._socket.closed) and self._get_option(EVENTS) & POLLIN:
                 self._handle_message(self._receive_frames())
         except Exception as error:  # the readers of the queue must get any error
             self._queue.put_nowait(error)
-            broken.set_result(None)
+            failure.set_result(None)
 
     def _receive_frames(self) -> list[zmq.Frame]:
-        frames = [self._now.recv(zmq.NOBLOCK, copy=False)]
+        frames = [self._plain_socket.recv(zmq.NOBLOCK, copy=False)]
         while frames[-1].more:
-            frames.append(self._now.recv(zmq.NOBLOCK, copy=False))
+            frames.append(self._plain_socket.recv(zmq.NOBLOCK, copy=False))
         return frames
 
     def _handle_message(self, frames: list[zmq.Frame]) -> None:

@@ -36,7 +36,7 @@ class VllmParsers:
     def __init__(self, tokenizer: Any, tool_parser: str | None, reasoning: str | None) -> None:
         self.tokenizer = tokenizer
         try:
-            found: Any = ParserManager.get_parser(
+            parser_class: Any = ParserManager.get_parser(
                 tool_parser_name=tool_parser,
                 reasoning_parser_name=reasoning,
                 enable_auto_tools=tool_parser is not None,
@@ -45,7 +45,7 @@ class VllmParsers:
         except Exception as error:  # a parser may refuse a tokenizer with any exception
             names = " and ".join(filter(None, (tool_parser, reasoning)))
             raise ValueError(f"vLLM has no parser for {names} and this model: {error}") from error
-        self._make = found
+        self._parser_class = parser_class
 
     def make(self, tools: Sequence[Mapping[str, Any]], prompt: Sequence[int]) -> VllmParser:
         """Make a parser for one answer to ``prompt``."""
@@ -58,7 +58,7 @@ class VllmParsers:
                 "stream": True,
             }
         )
-        return VllmParser(self._make(self.tokenizer, request.tools), request, list(prompt))
+        return VllmParser(self._parser_class(self.tokenizer, request.tools), request, list(prompt))
 
 
 class VllmParser:

@@ -63,7 +63,7 @@ READ_TEXT = frozenset({"MistralRenderer", "KimiK3Renderer"})
 """Renderers that read message contents as text only, without special tokens. So does Harmony."""
 TEMPLATE_RUNNERS = frozenset({"vllm.tokenizers.hf", "transformers.tokenization_utils_base"})
 """Modules whose ``apply_chat_template`` only runs the template."""
-LONGEST_CODED = 1 << 19
+MAX_CODED_TOKENS = 1 << 19
 """Most tokens of a prompt tokenized at once that is to be truncated."""
 
 
@@ -88,27 +88,29 @@ class VllmRenderer:
         self._renderer = renderer_from_config(config)
         self._name = type(self._renderer).__name__
         self._model_config = config.model_config
-        self._longest = config.model_config.max_model_len
-        self._templated = self._name == "HfRenderer"
-        self._harmony = config.model_config.hf_config.model_type == "gpt_oss"
-        self._accepted = () if self._name in SYSTEM_FIRST else INSTRUCTIONS
-        self._reads_developer = self._harmony or self._name in READ_DEVELOPER
+        self._max_model_len = config.model_config.max_model_len
+        self._has_template = self._name == "HfRenderer"
+        self._is_harmony = config.model_config.hf_config.model_type == "gpt_oss"
+        self._accepted_roles = () if self._name in SYSTEM_FIRST else INSTRUCTIONS
+        self._reads_developer = self._is_harmony or self._name in READ_DEVELOPER
         self._content_format: Any = content_format
-        self._tokenizing = dataclasses.replace(
+        self._tokenizing_params = dataclasses.replace(
             self._renderer.default_chat_tok_params, max_total_tokens=None
         )
         """Parameters without vLLM's check of the length, which the gateway checks for all
         renderers.
         """
         self._writer = TemplateRunner()
-        fast = getattr(self.tokenizer, "backend_tokenizer", None)
-        self._encoder = TextEncoder(fast) if isinstance(fast, Tokenizer) else None
-        self._encodes_chat = self._encoder is not None and not self._tokenizing.do_lower_case
+        fast_tokenizer = getattr(self.tokenizer, "backend_tokenizer", None)
+        self._encoder = (
+            TextEncoder(fast_tokenizer) if isinstance(fast_tokenizer, Tokenizer) else None
+        )
+        self._encodes_chat = self._encoder is not None and not self._tokenizing_params.do_lower_case
         """True if chats are encoded here. vLLM's tokenizer would compute offsets as well."""
-        self._named = dict(getattr(self.tokenizer, "special_tokens_map", {}))
+        self._special_tokens = dict(getattr(self.tokenizer, "special_tokens_map", {}))
         self._writes_usual = self._encodes_chat and self._has_usual_template()
-        self._special = None if parse_special else self._find_special_text()
-        if self._templated:
+        self._special_text = None if parse_special else self._find_special_text()
+        if self._has_template:
             self._warm_up()
 
     def _warm_up(self) -> None:
@@ -121,7 +123,7 @@ class VllmRenderer:
         """Describe the tokenizer as ``vllm serve`` does, with the chat template in use."""
         from vllm.entrypoints.serve.tokenize.serving import TokenizerInfo
 
-        template = self._resolve_template(False) if self._templated else None
+        template = self._resolve_template(False) if self._has_template else None
         source = self._chat_template if template is None else template.source
         return dict(TokenizerInfo(self.tokenizer, source).to_dict())
 
@@ -141,87 +143,93 @@ class VllmRenderer:
         limits: RenderLimits = NO_LIMITS,
     ) -> list[int]:
         """Render a conversation to token ids. ``chat_template`` is the request's own template."""
-        given = MarkedInput(messages, tools, chat_template_kwargs or {})
-        if self._special is not None:
-            given = self._special.mark(given.messages, given.tools, given.kwargs)
-        template = self._resolve_template(bool(tools)) if self._templated else None
+        chat = MarkedInput(messages, tools, chat_template_kwargs or {})
+        if self._special_text is not None:
+            chat = self._special_text.mark(chat.messages, chat.tools, chat.kwargs)
+        template = self._resolve_template(bool(tools)) if self._has_template else None
         if template is not None:
-            writing = TemplateInput(
+            template_input = TemplateInput(
                 chat_template or template.source,
-                given.messages,
-                given.tools,
-                self._named,
-                given.kwargs,
+                chat.messages,
+                chat.tools,
+                self._special_tokens,
+                chat.kwargs,
                 add_generation_prompt,
                 continue_final_message,
             )
-            own = None if chat_template is not None else template
-            if own is None or own.is_suspect or self._writes(writing, bool(given.mark)):
-                text = self._writer.write(writing, own, limits)
-                return self._encode_parts(text, given.mark, limits)
+            model_template = None if chat_template is not None else template
+            if (
+                model_template is None
+                or model_template.is_suspect
+                or self._writes(template_input, bool(chat.mark))
+            ):
+                text = self._writer.write(template_input, model_template, limits)
+                return self._encode_parts(text, chat.mark, limits)
         elif chat_template is not None:
             raise ValueError("the prompts of this model are written in code, not by a template")
-        read = CODED if template is None else template.variables
-        kwargs = filter_variables(given.kwargs, read) | {
+        variables = CODED if template is None else template.variables
+        kwargs = filter_variables(chat.kwargs, variables) | {
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
         }
-        if template is not None and writing.num_bytes <= SMALL_BYTES:
+        if template is not None and template_input.num_bytes <= SMALL_BYTES:
             try:
                 token_ids = self._writer.watch(
                     template,
-                    lambda: self._render(given, kwargs, limits, template),
+                    lambda: self._render(chat, kwargs, limits, template),
                     limits,
                 )
             except RenderTooSlow:
-                text = self._writer.write(writing, template, limits)
-                return self._encode_parts(text, given.mark, limits)
+                text = self._writer.write(template_input, template, limits)
+                return self._encode_parts(text, chat.mark, limits)
         else:
-            token_ids = self._render(given, kwargs, limits, template)
+            token_ids = self._render(chat, kwargs, limits, template)
         limits.check(len(token_ids), exact=True)
         return token_ids
 
-    def _writes(self, writing: TemplateInput, marked: bool) -> bool:
+    def _writes(self, template_input: TemplateInput, is_marked: bool) -> bool:
         """Return True if the model's own template is run here, and not by vLLM.
 
         Both give the same prompt. For a usual conversation, vLLM's own work takes as long as the
         template. A long conversation must not be rendered in this process. The parts of a marked
         one are encoded separately.
         """
-        if self._writes_usual and writing.is_usual:
+        if self._writes_usual and template_input.is_usual:
             return True
-        return self._content_format == "auto" and (marked or writing.num_bytes > SMALL_BYTES)
+        return self._content_format == "auto" and (
+            is_marked or template_input.num_bytes > SMALL_BYTES
+        )
 
     def _has_usual_template(self) -> bool:
         """Return True if vLLM passes the template a conversation and nothing else."""
         kinds = type(self.tokenizer).__mro__
         runners = {kind.__module__ for kind in kinds if "apply_chat_template" in vars(kind)}
-        plain = runners <= TEMPLATE_RUNNERS and not self._model_config.enable_prompt_embeds
-        return self._templated and plain
+        is_plain = runners <= TEMPLATE_RUNNERS and not self._model_config.enable_prompt_embeds
+        return self._has_template and is_plain
 
     def _render(
         self,
-        given: MarkedInput,
+        chat: MarkedInput,
         kwargs: dict[str, Any],
         limits: RenderLimits,
         template: ChatTemplate | None,
     ) -> list[int]:
         """Render as vLLM does. ``template`` is None if the prompt is written in code."""
         messages = (
-            merge_refused(given.messages, self._accepted)
+            merge_refused(chat.messages, self._accepted_roles)
             if template is None
-            else template.arrange(given.messages, self._named)
+            else template.arrange(chat.messages, self._special_tokens)
         )
         conversation = [dict(message) for message in messages]
         if not self._reads_developer:
             conversation = merge_developer(conversation)
-        if self._harmony or self._name in TOKENIZE_WHOLE:
-            self._check_length(given, limits)
-        if self._harmony:
-            return _render_harmony(conversation, given.tools, kwargs)
-        kwargs["tools"] = [dict(tool) for tool in given.tools] if given.tools else None
-        by_vllm = self._templated and not given.mark and not self._encodes_chat
-        if self._name in WRITE_TEXT and not by_vllm:
+        if self._is_harmony or self._name in TOKENIZE_WHOLE:
+            self._check_length(chat, limits)
+        if self._is_harmony:
+            return _render_harmony(conversation, chat.tools, kwargs)
+        kwargs["tools"] = [dict(tool) for tool in chat.tools] if chat.tools else None
+        uses_vllm = self._has_template and not chat.mark and not self._encodes_chat
+        if self._name in WRITE_TEXT and not uses_vllm:
             kwargs["tokenize"] = False
         params = ChatParams(
             chat_template=self._chat_template,
@@ -229,43 +237,49 @@ class VllmRenderer:
             chat_template_kwargs=kwargs,
         )
         try:
-            if by_vllm:
-                made = self._renderer.render_chat([conversation], params, self._tokenizing)
-                return list(made[1][0]["prompt_token_ids"])
+            if uses_vllm:
+                rendering = self._renderer.render_chat(
+                    [conversation], params, self._tokenizing_params
+                )
+                return list(rendering[1][0]["prompt_token_ids"])
             _, prompt = self._renderer.render_messages(conversation, params)
         except VLLMClientError as error:
             raise ValueError(str(error)) from error
         if isinstance(text := prompt.get("prompt"), str):
-            return self._encode_parts(text, given.mark, limits)
-        if given.mark:
+            return self._encode_parts(text, chat.mark, limits)
+        if chat.mark:
             raise SpecialTextRefused
         return list(prompt["prompt_token_ids"])
 
-    def _check_length(self, given: MarkedInput, limits: RenderLimits) -> None:
+    def _check_length(self, chat: MarkedInput, limits: RenderLimits) -> None:
         """Check the length of prompts that vLLM tokenizes at once, by counting their text in
         windows first.
 
         Raises PromptTooLong or RenderingCancelled.
         """
-        pieces = list(split_texts(given.messages, given.tools or ()))
+        pieces = list(split_texts(chat.messages, chat.tools or ()))
         if sum(map(len, pieces)) <= WINDOW:
             return
-        most = limits.max_tokens if limits.keep is None else None
-        bound = RenderLimits(most or max(LONGEST_CODED, self._longest), ended=limits.ended)
-        num = 0
+        max_tokens = limits.max_tokens if limits.keep is None else None
+        bound = RenderLimits(
+            max_tokens or max(MAX_CODED_TOKENS, self._max_model_len), ended=limits.ended
+        )
+        num_tokens = 0
         for piece in pieces:
             # A piece may share its first and last token with its neighbours.
-            num += max(0, len(self.tokenizer.encode(piece, add_special_tokens=False)) - 2)
-            bound.check(num)
+            num_tokens += max(0, len(self.tokenizer.encode(piece, add_special_tokens=False)) - 2)
+            bound.check(num_tokens)
 
     def _find_special_text(self) -> SpecialText | None:
         """Return the special tokens' texts; None if vLLM reads message contents as text only."""
-        if self._harmony or self._name in READ_TEXT:
+        if self._is_harmony or self._name in READ_TEXT:
             return None
-        added = self.tokenizer.added_tokens_decoder.values()
-        found = SpecialText.of(added, lambda text: self.encode(text, False), self.decode)
-        found.splits &= self._name not in TOKENIZE_WHOLE
-        return found
+        added_tokens = self.tokenizer.added_tokens_decoder.values()
+        special_text = SpecialText.of(
+            added_tokens, lambda text: self.encode(text, False), self.decode
+        )
+        special_text.splits &= self._name not in TOKENIZE_WHOLE
+        return special_text
 
     def _encode_parts(self, text: str, mark: str, limits: RenderLimits) -> list[int]:
         if self._encoder is not None:
@@ -321,10 +335,10 @@ def split_texts(messages: Messages, tools: Messages) -> Iterator[str]:
     texts = [content for content in contents if isinstance(content, str)]
     parts = [part for content in contents if isinstance(content, list | tuple) for part in content]
     texts += [part["text"] for part in parts if isinstance(part.get("text"), str)]
-    described = (tool.get("function", {}).get("description") for tool in tools)
-    texts += [text for text in described if isinstance(text, str)]
+    descriptions = (tool.get("function", {}).get("description") for tool in tools)
+    texts += [text for text in descriptions if isinstance(text, str)]
     for text in texts:
-        yield from (text[at : at + WINDOW] for at in range(0, len(text), WINDOW))
+        yield from (text[index : index + WINDOW] for index in range(0, len(text), WINDOW))
 
 
 def _render_harmony(
@@ -335,12 +349,12 @@ def _render_harmony(
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionToolsParam
     from vllm.entrypoints.openai.parser import harmony_utils
 
-    instructions, rest = harmony_utils.extract_instructions_from_messages(messages)
+    instructions, other_messages = harmony_utils.extract_instructions_from_messages(messages)
     preamble = harmony_utils.build_harmony_preamble(
         instructions=instructions,
         tools=[ChatCompletionToolsParam.model_validate(tool) for tool in tools or ()] or None,
         reasoning_effort=kwargs.get("reasoning_effort"),
         with_custom_tools=bool(tools),
     )
-    conversation = [*preamble, *harmony_utils.parse_chat_inputs_to_harmony_messages(rest)]
+    conversation = [*preamble, *harmony_utils.parse_chat_inputs_to_harmony_messages(other_messages)]
     return list(harmony_utils.render_for_completion(conversation))

@@ -2,7 +2,7 @@
 
 vLLM increments some thirty metrics for every step, most of them by zero. A step in which requests
 only continued adds tokens, latencies and drafts, and moves gauges. ``BatchedStatLogger`` keeps
-these values and counts them on every scrape, or after ``MOST_STEPS``. vLLM counts every other step
+these values and counts them on every scrape, or after ``MAX_STEPS``. vLLM counts every other step
 at once, into stand-ins for its metrics that only record values until then. A scrape reads the same
 values as with vLLM's own logger, up to the rounding of sums of seconds.
 
@@ -25,7 +25,7 @@ from vllm.v1.metrics.prometheus import get_prometheus_registry
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-MOST_STEPS = 256
+MAX_STEPS = 256
 """Most steps kept. With 500 requests per step their latencies take one or two megabytes."""
 
 
@@ -35,27 +35,27 @@ class BatchedStatLogger(PrometheusStatLogger):  # type: ignore[misc]
     def __init__(self, vllm_config: object, engine_indexes: list[int] | None = None) -> None:
         _BEFORE_READING.loggers.add(self)
         super().__init__(vllm_config, engine_indexes)
-        self._gathered = {index: PendingStats() for index in self.engine_indexes}
-        self._deferred: list[DeferredMetric] = []
-        for held in vars(self).values():
-            self._defer(held)
-        self._recorded = 0
+        self._pending_stats = {index: PendingStats() for index in self.engine_indexes}
+        self._deferred_metrics: list[DeferredMetric] = []
+        for attribute in vars(self).values():
+            self._defer(attribute)
+        self._num_steps = 0
         """Number of steps since the deferred metrics were updated."""
         self._lock = Lock()
         """Needed because metrics may be read from another thread."""
 
-    def _defer(self, held: object) -> None:
+    def _defer(self, table: object) -> None:
         """Put stand-ins into a table of metrics by engine, the form in which vLLM keeps most of its
         metrics."""
-        if not isinstance(held, dict):
+        if not isinstance(table, dict):
             return
-        for key, value in held.items():
+        for key, value in table.items():
             make = STAND_INS.get(type(value))
             if make is None:
                 self._defer(value)
             else:
-                held[key] = stand_in = make(value)
-                self._deferred.append(stand_in)
+                table[key] = stand_in = make(value)
+                self._deferred_metrics.append(stand_in)
 
     def record(
         self,
@@ -65,40 +65,40 @@ class BatchedStatLogger(PrometheusStatLogger):  # type: ignore[misc]
         engine_idx: int = 0,
     ) -> None:
         with self._lock:
-            gathered = self._gathered[engine_idx]
-            plain = mm_cache_stats is None and self.gauge_lora_info is None
-            if plain and _is_plain_decode(scheduler_stats, iteration_stats):
-                gathered.add(scheduler_stats, iteration_stats)
-                if len(gathered.tokens) >= MOST_STEPS:
+            pending_stats = self._pending_stats[engine_idx]
+            is_plain = mm_cache_stats is None and self.gauge_lora_info is None
+            if is_plain and _is_plain_decode(scheduler_stats, iteration_stats):
+                pending_stats.add(scheduler_stats, iteration_stats)
+                if len(pending_stats.tokens) >= MAX_STEPS:
                     self._count(engine_idx)
                 return
             self._count(engine_idx)
             super().record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
-            self._recorded += 1
-            if self._recorded >= MOST_STEPS:
+            self._num_steps += 1
+            if self._num_steps >= MAX_STEPS:
                 self._flush()
 
     def count(self) -> None:
         """Count the kept steps in the metrics."""
         with self._lock:
-            for index in self._gathered:
+            for index in self._pending_stats:
                 self._count(index)
             self._flush()
 
     def _flush(self) -> None:
-        self._recorded = 0
-        for metric in self._deferred:
+        self._num_steps = 0
+        for metric in self._deferred_metrics:
             metric.flush()
 
     def _count(self, index: int) -> None:
-        gathered = self._gathered[index]
-        if not gathered.tokens:
+        pending_stats = self._pending_stats[index]
+        if not pending_stats.tokens:
             return
-        self._gathered[index] = PendingStats()
-        super().record(gathered.scheduler(), None, None, index)
-        self.counter_generation_tokens[index].inc(sum(gathered.tokens))
-        self.histogram_iteration_tokens[index].extend(gathered.tokens)
-        self.histogram_inter_token_latency[index].extend(gathered.latencies)
+        self._pending_stats[index] = PendingStats()
+        super().record(pending_stats.scheduler(), None, None, index)
+        self.counter_generation_tokens[index].inc(sum(pending_stats.tokens))
+        self.histogram_iteration_tokens[index].extend(pending_stats.tokens)
+        self.histogram_inter_token_latency[index].extend(pending_stats.latencies)
 
 
 @dataclass(slots=True)
@@ -110,19 +110,19 @@ class PendingStats:
     latencies: list[float] = field(default_factory=list)
     """Seconds since the request's last output, for every output."""
     drafts: list[SpecDecodingStats] = field(default_factory=list)
-    last: SchedulerStats | None = None
+    last_stats: SchedulerStats | None = None
 
     def add(self, scheduler: SchedulerStats, iteration: IterationStats) -> None:
         self.tokens.append(iteration.num_generation_tokens)
         self.latencies += iteration.inter_token_latencies_iter
         if scheduler.spec_decoding_stats is not None:
             self.drafts.append(scheduler.spec_decoding_stats)
-        self.last = scheduler
+        self.last_stats = scheduler
 
     def scheduler(self) -> SchedulerStats:
         """Return the last step's statistics, with the drafts of all steps."""
-        assert self.last is not None
-        return replace(self.last, spec_decoding_stats=add_stats(self.drafts))
+        assert self.last_stats is not None
+        return replace(self.last_stats, spec_decoding_stats=add_stats(self.drafts))
 
 
 def add_stats(drafts: Sequence[SpecDecodingStats]) -> SpecDecodingStats | None:
@@ -219,15 +219,15 @@ class DeferredCounter(DeferredMetric):
 class DeferredGauge(DeferredMetric):
     def __init__(self, metric: Any) -> None:
         super().__init__(metric)
-        self._latest: float | None = None
+        self._last_value: float | None = None
 
     def set(self, value: float) -> None:
-        self._latest = value
+        self._last_value = value
 
     def flush(self) -> None:
-        if self._latest is not None:
-            self._metric.set(self._latest)
-            self._latest = None
+        if self._last_value is not None:
+            self._metric.set(self._last_value)
+            self._last_value = None
 
 
 STAND_INS: dict[type, type[DeferredMetric]] = {

@@ -57,12 +57,12 @@ class StepQueue:
     __slots__ = (
         "_error",
         "_flusher",
-        "_held",
+        "_held_steps",
         "_interval",
-        "_left",
         "_sink",
         "_steps",
-        "_waiting",
+        "_tokens_left",
+        "_waiter",
         "ended",
         "request_id",
         "traced",
@@ -76,13 +76,13 @@ class StepQueue:
         self.traced = False
         self._flusher = flusher
         self._interval = interval
-        self._left = 1
-        self._held: list[Step] = []
+        self._tokens_left = 1
+        self._held_steps: list[Step] = []
         """Steps held until the flusher flushes the queue."""
         self._steps: list[Step] = []
         """Steps that ``deliver`` has to push."""
         self._error: EngineError | None = None
-        self._waiting: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
 
     async def deliver(self, sink: StepSink) -> None:
         """Push every step into ``sink``. Raises the error that was put."""
@@ -98,37 +98,37 @@ class StepQueue:
                 raise self._error
             if self.ended:
                 return
-            self._waiting = asyncio.get_running_loop().create_future()
+            self._waiter = asyncio.get_running_loop().create_future()
             try:
-                await self._waiting
+                await self._waiter
             finally:
-                self._waiting = None
+                self._waiter = None
 
     def push(self, step: Step) -> None:
         """Add a step of the engine."""
-        self._held.append(step)
+        self._held_steps.append(step)
         self.ended = step.finish is not None
-        self._left -= len(step.token_ids)
-        if self.ended or (self._interval > 1 and self._left <= 0):
-            self._left = self._interval
+        self._tokens_left -= len(step.token_ids)
+        if self.ended or (self._interval > 1 and self._tokens_left <= 0):
+            self._tokens_left = self._interval
             self.flush()
-        elif self._interval == 1 and len(self._held) == 1:
+        elif self._interval == 1 and len(self._held_steps) == 1:
             self._flusher.add(self)
 
     def flush(self) -> None:
         """Push the held steps as one. An exception of the sink ends ``deliver``."""
-        if not self._held:
+        if not self._held_steps:
             return
-        sink, waiting = self._sink, self._waiting
-        if sink is None or waiting is None or waiting.done() or self.is_blocked():
+        sink, waiter = self._sink, self._waiter
+        if sink is None or waiter is None or waiter.done() or self.is_blocked():
             self._return_held()
             self._wake()
             return
-        held, self._held = self._held, []
+        steps, self._held_steps = self._held_steps, []
         try:
-            sink.push(held[0] if len(held) == 1 else join_steps(held))
+            sink.push(steps[0] if len(steps) == 1 else join_steps(steps))
         except Exception as error:
-            waiting.set_exception(error)
+            waiter.set_exception(error)
             return
         if self.ended or not sink.is_open():
             self._wake()
@@ -160,27 +160,27 @@ class StepQueue:
         return self._sink is None or bool(self._steps) or not self._sink.is_open()
 
     def _return_held(self) -> None:
-        self._steps.extend(self._held)
-        self._held.clear()
+        self._steps.extend(self._held_steps)
+        self._held_steps.clear()
 
     def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 def join_steps(steps: Sequence[Step]) -> Step:
     """Join consecutive steps into one."""
-    first, last = steps[0], steps[-1]
+    first_step, last_step = steps[0], steps[-1]
     return Step(
         tuple(chain.from_iterable(step.token_ids for step in steps)),
         decode=tuple(chain.from_iterable(step.decode for step in steps)),
         logprobs=tuple(chain.from_iterable(step.logprobs for step in steps)),
-        prompt_logprobs=first.prompt_logprobs,
-        cached_tokens=first.cached_tokens,
-        recomputed_tokens=first.recomputed_tokens,
-        finish=last.finish,
-        stop_token=last.stop_token,
-        queued_s=first.queued_s,
-        preemptions=last.preemptions,
+        prompt_logprobs=first_step.prompt_logprobs,
+        cached_tokens=first_step.cached_tokens,
+        recomputed_tokens=first_step.recomputed_tokens,
+        finish=last_step.finish,
+        stop_token=last_step.stop_token,
+        queued_s=first_step.queued_s,
+        preemptions=last_step.preemptions,
         traces=tuple(chain.from_iterable(step.traces for step in steps)),
     )

@@ -61,10 +61,10 @@ SAMPLING_DEFAULTS = (
 
 def describe_engine(config: VllmConfig) -> EngineInfo:
     model = config.model_config
-    served = model.served_model_name
+    served_name = model.served_model_name
     speculation = config.speculative_config
     return EngineInfo(
-        model=served if isinstance(served, str) else served[0],
+        model=served_name if isinstance(served_name, str) else served_name[0],
         max_model_len=model.max_model_len,
         vocab_size=model.get_vocab_size(),
         speculation=_describe_speculation(speculation),
@@ -90,17 +90,17 @@ def _describe_prefix_cost(config: VllmConfig) -> dict[str, str]:
     target = config.model_config.hf_text_config.to_dict()
     names = ("disable_eagle_block_drop", "disable_lookahead_block_hashes")
     settings = {name: getattr(draft, name, False) for name in names}
-    connected = config.kv_transfer_config is not None
-    cost = find_prefix_cost(settings, target, cache.block_size, draft.method, connected)
+    has_connector = config.kv_transfer_config is not None
+    cost = find_prefix_cost(settings, target, cache.block_size, draft.method, has_connector)
     return {} if cost is None else {"prefix cache": cost.explain()}
 
 
 def _keeps_thinking_budgets(config: VllmConfig) -> bool:
     """Return True if thinking budgets work. vLLM's first model runner applies them to the wrong
     rows of a batch, unless eaglegate's worker runs."""
-    known = bool(config.reasoning_config and config.reasoning_config.enabled)
-    steered = config.parallel_config.worker_extension_cls == WORKER
-    return known and bool(steered or config.use_v2_model_runner)
+    is_enabled = bool(config.reasoning_config and config.reasoning_config.enabled)
+    is_steered = config.parallel_config.worker_extension_cls == WORKER
+    return is_enabled and bool(is_steered or config.use_v2_model_runner)
 
 
 def _select_sampling_defaults(params: Mapping[str, Any]) -> dict[str, float]:
@@ -112,10 +112,10 @@ def _describe_speculation(config: SpeculativeConfig | None) -> SpeculationInfo:
     if config is None:
         return SpeculationInfo("none", 0, summary="no speculation: no draft was given")
     method, depth, draft = _name_method(config), config.num_speculative_tokens, str(config.model)
-    known = find_method({"method": config.method}).known
+    is_known = find_method({"method": config.method}).known
     lossy = find_lossy({field.name: getattr(config, field.name) for field in fields(config)})
     summary = add_lossy(f"{method}, K = {depth}, draft {draft}", lossy)
-    return SpeculationInfo(method, depth, draft, summary, per_request=known, lossy=lossy)
+    return SpeculationInfo(method, depth, draft, summary, per_request=is_known, lossy=lossy)
 
 
 def _name_method(config: SpeculativeConfig) -> str:
@@ -163,39 +163,45 @@ Alternatives = Mapping[int, Any]
 """vLLM's log probabilities of one position: token id -> (logprob, rank)."""
 
 
-def convert_position_logprobs(token_id: int, given: Alternatives, top: int) -> PositionLogprobs:
-    """Convert one position. ``given`` has the chosen token and the ``top`` most likely ones, in any
-    order."""
-    chosen = given[token_id]
+def convert_position_logprobs(
+    token_id: int, alternatives: Alternatives, top: int
+) -> PositionLogprobs:
+    """Convert one position. ``alternatives`` has the chosen token and the ``top`` most likely
+    ones, in any order."""
+    choice = alternatives[token_id]
     return PositionLogprobs(
-        chosen=TokenLogprob(token_id, chosen.logprob, chosen.rank),
+        chosen=TokenLogprob(token_id, choice.logprob, choice.rank),
         top=select_top(
-            (TokenLogprob(token, entry.logprob, entry.rank) for token, entry in given.items()), top
+            (
+                TokenLogprob(token, entry.logprob, entry.rank)
+                for token, entry in alternatives.items()
+            ),
+            top,
         ),
     )
 
 
 def convert_output_logprobs(
-    token_ids: Sequence[int], given: Sequence[Alternatives] | None, top: int | None
+    token_ids: Sequence[int], positions: Sequence[Alternatives] | None, top: int | None
 ) -> tuple[PositionLogprobs, ...]:
-    if given is None or top is None:
+    if positions is None or top is None:
         return ()
     return tuple(
         convert_position_logprobs(token, entry, top)
-        for token, entry in zip(token_ids, given, strict=True)
+        for token, entry in zip(token_ids, positions, strict=True)
     )
 
 
 def convert_prompt_logprobs(
-    token_ids: Sequence[int], given: Sequence[Alternatives | None] | None, top: int | None
+    token_ids: Sequence[int], positions: Sequence[Alternatives | None] | None, top: int | None
 ) -> tuple[PositionLogprobs | None, ...] | None:
     """Convert the prompt's log probabilities; the first token has None. vLLM returns them once,
     then []."""
-    if not given or top is None:
+    if not positions or top is None:
         return None
     return tuple(
         None if entry is None else convert_position_logprobs(token, entry, top)
-        for token, entry in zip(token_ids, given, strict=True)
+        for token, entry in zip(token_ids, positions, strict=True)
     )
 
 
@@ -205,12 +211,12 @@ INTAKE_ERRORS = (VLLMError, ValueError, OverflowError)
 
 def convert_intake_error(error: Exception, request_id: str) -> EngineError:
     """Convert an error of accepting a request. The request is at fault unless the engine is."""
-    converted = convert_error(error)
-    if type(converted) is EngineFailed:
+    engine_error = convert_error(error)
+    if type(engine_error) is EngineFailed:
         kind = type(error).__name__
         log.warning("vLLM rejected request %s (%s)", request_id, kind)
         return RequestRejected(f"The engine rejected this request ({kind}).")
-    return converted
+    return engine_error
 
 
 def convert_error(error: Exception) -> EngineError:
@@ -239,29 +245,33 @@ def choose_reader(info: EngineInfo) -> AccountReader:
     return read_decode_step if info.speculation.depth else read_plain_step
 
 
-def read_nothing(_output: EngineCoreOutput, _first: bool) -> DecodeStep | None:
+def read_nothing(_output: EngineCoreOutput, _is_first: bool) -> DecodeStep | None:
     """Return None, because another scheduler reports no decode steps."""
     return None
 
 
-def read_plain_step(output: EngineCoreOutput, first: bool) -> DecodeStep | None:
+def read_plain_step(output: EngineCoreOutput, is_first: bool) -> DecodeStep | None:
     """Return the decode step of an output from an engine without speculation."""
     tokens = len(output.new_token_ids)
-    return None if first or not tokens else intern_step(0, 0, tokens, 0, UndraftedReason.OFF)
+    return None if is_first or not tokens else intern_step(0, 0, tokens, 0, UndraftedReason.OFF)
 
 
-def read_decode_step(output: EngineCoreOutput, first: bool) -> DecodeStep | None:
+def read_decode_step(output: EngineCoreOutput, is_first: bool) -> DecodeStep | None:
     """Return the decode step of an output; None for the prefill token, and for an end without
     tokens."""
     account = output.spec_decode_metrics
-    delivered = len(output.new_token_ids)
-    if account is None or not delivered or (first and not account.num_draft_tokens):
+    num_delivered = len(output.new_token_ids)
+    if account is None or not num_delivered or (is_first and not account.num_draft_tokens):
         return None
-    drafted, (reached,) = account.num_draft_tokens, account.histogram
-    packed = account.num_spec_tokens
-    depth, planned = unpack_depth(packed) if packed >> DEPTH_BITS else (packed, None)
-    if not drafted:
+    num_drafted, (num_reached,) = account.num_draft_tokens, account.histogram
+    packed_depth = account.num_spec_tokens
+    depth, plan_reason = (
+        unpack_depth(packed_depth) if packed_depth >> DEPTH_BITS else (packed_depth, None)
+    )
+    if not num_drafted:
         reason = UndraftedReason.REFUSED if depth else UndraftedReason.OFF
-        return intern_step(0, 0, delivered, 0, reason, planned)
-    accepted = reached if reached < delivered else delivered
-    return intern_step(drafted, accepted, delivered, reached - accepted, None, planned)
+        return intern_step(0, 0, num_delivered, 0, reason, plan_reason)
+    num_accepted = num_reached if num_reached < num_delivered else num_delivered
+    return intern_step(
+        num_drafted, num_accepted, num_delivered, num_reached - num_accepted, None, plan_reason
+    )

@@ -28,12 +28,12 @@ def output(tokens: int, drafted: int = 0, reached: int = 0, depth: int = 3) -> E
     ],
 )
 def test_outputs_become_decode_steps(given: EngineCoreOutput, want: DecodeStep | None) -> None:
-    assert read_decode_step(given, first=False) == want
+    assert read_decode_step(given, is_first=False) == want
 
 
 def test_the_first_token_is_no_decode_step_unless_drafts_were_verified() -> None:
-    assert read_decode_step(output(1), first=True) is None
-    assert read_decode_step(output(2, drafted=3, reached=1), first=True) == DecodeStep(3, 1, 2)
+    assert read_decode_step(output(1), is_first=True) is None
+    assert read_decode_step(output(2, drafted=3, reached=1), is_first=True) == DecodeStep(3, 1, 2)
 
 
 def test_readers() -> None:

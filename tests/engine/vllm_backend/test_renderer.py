@@ -103,7 +103,7 @@ def test_a_renderer_without_the_developer_role_gets_it_as_system(renderer: VllmR
 
     other = object.__new__(VllmRenderer)
     other.__dict__ |= renderer.__dict__ | {"_renderer": MistralRenderer()}
-    other._reads_developer = other._templated = False
+    other._reads_developer = other._has_template = False
     other.render_chat(DEVELOPER, None)
     assert other._renderer.roles == ["system", "user"]
 
@@ -167,8 +167,8 @@ def test_a_coded_prompt_that_is_too_long_is_not_tokenized_whole(
     request, monkeypatch, name, keep
 ) -> None:
     renderer, longest = request.getfixturevalue(name), 0
-    monkeypatch.setattr(vllm_renderer, "LONGEST_CODED", 4000)
-    monkeypatch.setattr(renderer, "_longest", 4000)
+    monkeypatch.setattr(vllm_renderer, "MAX_CODED_TOKENS", 4000)
+    monkeypatch.setattr(renderer, "_max_model_len", 4000)
     tokenizer = type(renderer.tokenizer)
     real = tokenizer.encode
 

@@ -116,7 +116,7 @@ class Pretence:
         for batch in outputs.values():
             for output in batch.outputs:
                 seen = self.steps.setdefault(output.request_id, [])
-                step = read_decode_step(output, first=output.prefill_stats is not None)
+                step = read_decode_step(output, is_first=output.prefill_stats is not None)
                 seen += [step] if step else []
                 if output.spec_decode_metrics and output.spec_decode_metrics.per_step_drafted:
                     carried = self.drafts.setdefault(output.request_id, [])
@@ -170,7 +170,7 @@ def test_accounts_of_traced_requests_alone_carry_their_drafts() -> None:
     assert [len(drafts) for drafts in world.drafts["traced"]] == [s.drafted for s in verified]
     assert all(token >= 100 for drafts in world.drafts["traced"] for token in drafts)
     assert "other" not in world.drafts
-    assert world.scheduler._traced == set()
+    assert world.scheduler._traced_requests == set()
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -358,8 +358,8 @@ def test_ended_requests_are_forgotten() -> None:
     for number in range(5):
         world.add(f"{number}", number % 2, max_tokens=5)
     world.run()
-    assert world.scheduler._shareable == {}
-    assert world.scheduler._verified == {}
+    assert world.scheduler._shareable_tokens == {}
+    assert world.scheduler._verify_counts == {}
 
 
 def test_the_prefix_of_cached_blocks_is_noted_where_cures_are_asked_for() -> None:

@@ -112,11 +112,11 @@ def test_steps_are_kept_until_they_are_read_or_many(config: Any) -> None:
     assert counter._value.get() == 0
     before = read()
     assert counter._value.get() == 4
-    for _ in range(module.MOST_STEPS - 1):
+    for _ in range(module.MAX_STEPS - 1):
         logger.record(*plain)
     assert counter._value.get() == 4
     logger.record(*plain)
-    assert counter._value.get() == 4 + 4 * module.MOST_STEPS
+    assert counter._value.get() == 4 + 4 * module.MAX_STEPS
     assert changed(read(), before) == {
         "vllm:generation_tokens_total",
         "vllm:inter_token_latency_seconds_bucket",
