@@ -55,18 +55,18 @@ def list_cores() -> set[int]:
     return os.sched_getaffinity(0)
 
 
-def bind_cores(available: list[int], workers: int) -> str:
+def bind_cores(cores: list[int], workers: int) -> str:
     """Share cores out evenly, in vLLM's notation: ``0,1|2,3``.
 
     >>> bind_cores([0, 1, 2, 3, 4], 2)
     '0,1|2,3'
     """
-    share = len(available) // workers
+    share = len(cores) // workers
     if share == 0:
         raise ValueError(
-            f"tensor parallelism over {workers} needs as many cores, {len(available)} are allowed"
+            f"tensor parallelism over {workers} needs as many cores, {len(cores)} are allowed"
         )
-    groups = [available[at * share : (at + 1) * share] for at in range(workers)]
+    groups = [cores[index * share : (index + 1) * share] for index in range(workers)]
     return "|".join(",".join(map(str, group)) for group in groups)
 
 

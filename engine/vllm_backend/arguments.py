@@ -73,8 +73,8 @@ def make_engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
     """Make vLLM's configuration. Raises ValueError for drafts with a recurrent target on a CPU."""
     config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
     model = config.model_config
-    recurrent = model.is_hybrid or model.is_attention_free
-    if recurrent and config.speculative_config is not None and current_platform.is_cpu():
+    is_recurrent = model.is_hybrid or model.is_attention_free
+    if is_recurrent and config.speculative_config is not None and current_platform.is_cpu():
         raise ValueError(RECURRENT_ON_CPU)
     return config
 
@@ -103,11 +103,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "model_tag", nargs="?", default=None, help="model to serve (default: the built-in demo)"
     )
     parser.add_argument("--config", help="YAML file with the same options")
-    known = set(parser._actions)
+    gateway_actions = set(parser._actions)
     AsyncEngineArgs.add_cli_args(parser)
     _remove_flag(parser, "--log-level")  # it is the gateway's, which logs for the engine, too
     for action in parser._actions:
-        if action not in known:
+        if action not in gateway_actions:
             action.default = argparse.SUPPRESS
 
 
@@ -128,36 +128,36 @@ def make_engine_arguments(
     """
     fields = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     fields.discard("log_level")
-    chosen = {name: value for name, value in vars(namespace).items() if name in fields}
+    choices = {name: value for name, value in vars(namespace).items() if name in fields}
     if getattr(namespace, "model_tag", None):
-        chosen["model"] = namespace.model_tag
-    if chosen.get("model"):
-        _find_remote_config(chosen)
-    chosen = name_speculation(chosen)
-    if chosen.get("model"):
-        return _make_arguments(chosen, depth=depth)
-    return make_demo_arguments(depth, **chosen)
+        choices["model"] = namespace.model_tag
+    if choices.get("model"):
+        _find_remote_config(choices)
+    choices = name_speculation(choices)
+    if choices.get("model"):
+        return _make_arguments(choices, depth=depth)
+    return make_demo_arguments(depth, **choices)
 
 
-def _find_remote_config(chosen: Mapping[str, Any]) -> None:
+def _find_remote_config(choices: Mapping[str, Any]) -> None:
     """Download config.json of a model on the hub, because it may be a draft that names its target.
 
     A copy in the cache is enough: without a network, asking the hub takes 20 seconds. A failure is
     reported later, by the code that needs the model.
     """
-    name = str(chosen["model"])
+    name = str(choices["model"])
     if Path(name).expanduser().exists() or not looks_like_hub_id(name):
         return
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    revision = chosen.get("revision")
+    revision = choices.get("revision")
     with suppress(OSError, ValueError, HfHubHTTPError, HFValidationError):
         if try_to_load_from_cache(name, "config.json", revision=revision) is None:
             hf_hub_download(name, "config.json", revision=revision, etag_timeout=HUB_S)
 
 
-def make_demo_arguments(depth: str | None = AUTO, **chosen: Any) -> AsyncEngineArgs:
+def make_demo_arguments(depth: str | None = AUTO, **choices: Any) -> AsyncEngineArgs:
     """Make arguments for the built-in demo: tiny target, EAGLE 3.1 draft, K = 3. Any field may be
     set.
 
@@ -165,91 +165,95 @@ def make_demo_arguments(depth: str | None = AUTO, **chosen: Any) -> AsyncEngineA
     or replaces it if it names another method.
     """
     prepare_offline()
-    speculation = chosen.pop("speculative_config", {})
+    speculation = choices.pop("speculative_config", {})
     if speculation is not None:
-        same = speculation.get("method", DEMO_METHOD) == DEMO_METHOD
-        chosen["speculative_config"] = DEMO_SPECULATION | speculation if same else speculation
+        is_demo_method = speculation.get("method", DEMO_METHOD) == DEMO_METHOD
+        choices["speculative_config"] = (
+            DEMO_SPECULATION | speculation if is_demo_method else speculation
+        )
     if not current_platform.is_cpu():
-        chosen = _limit_gpu_memory(chosen) | chosen
-    return _make_arguments(DEMO_DEFAULTS | chosen, DEMO_CPU_DEFAULTS, 1, depth)
+        choices = _limit_gpu_memory(choices) | choices
+    return _make_arguments(DEMO_DEFAULTS | choices, DEMO_CPU_DEFAULTS, 1, depth)
 
 
-def _limit_gpu_memory(chosen: Mapping[str, Any]) -> dict[str, Any]:
+def _limit_gpu_memory(choices: Mapping[str, Any]) -> dict[str, Any]:
     """Return a KV cache and a share of memory with which the demo starts beside other programs.
 
     Empty if the user has chosen a share, or if the memory of the GPUs is unknown.
     """
     gpus = list_gpus() or ()
-    if names := chosen.get("device_ids"):
+    if names := choices.get("device_ids"):
         gpus = tuple(select_gpus(gpus, [str(name) for name in names]))
-    workers = chosen.get("tensor_parallel_size", 1) * chosen.get("pipeline_parallel_size", 1)
+    workers = choices.get("tensor_parallel_size", 1) * choices.get("pipeline_parallel_size", 1)
     sizes = [(gpu.free, gpu.memory) for gpu in gpus[:workers] if gpu.free and gpu.memory]
-    if "gpu_memory_utilization" in chosen or not sizes:
+    if "gpu_memory_utilization" in choices or not sizes:
         return {}
-    free, memory = min(sizes)
-    room = min(DEMO_GPU_KV_BYTES + DEMO_GPU_OTHER_BYTES, int(FREE_SHARE * free))
-    cache = chosen.get("kv_cache_memory_bytes") or room // 2
+    free_bytes, memory = min(sizes)
+    room = min(DEMO_GPU_KV_BYTES + DEMO_GPU_OTHER_BYTES, int(FREE_SHARE * free_bytes))
+    cache = choices.get("kv_cache_memory_bytes") or room // 2
     # vLLM refuses to start if less than the share is free, also where the cache has a size.
-    share = min(cache + room // 2, free) / memory
+    share = min(cache + room // 2, free_bytes) / memory
     return {"kv_cache_memory_bytes": cache, "gpu_memory_utilization": round(share, 4)}
 
 
 def _make_arguments(
-    chosen: dict[str, Any],
+    choices: dict[str, Any],
     cpu_defaults: dict[str, Any] = CPU_DEFAULTS,
     threads: int | None = None,
     depth: str | None = AUTO,
 ) -> AsyncEngineArgs:
-    chosen = {"worker_extension_cls": WORKER} | _add_scheduler(chosen)
+    choices = {"worker_extension_cls": WORKER} | _add_scheduler(choices)
     if current_platform.is_cpu():
-        chosen = _add_cpu_defaults(chosen, cpu_defaults, threads)
-    elif "scheduler_cls" in chosen:
-        chosen = declare_graphs(chosen, depth)
-    return AsyncEngineArgs(**chosen)
+        choices = _add_cpu_defaults(choices, cpu_defaults, threads)
+    elif "scheduler_cls" in choices:
+        choices = declare_graphs(choices, depth)
+    return AsyncEngineArgs(**choices)
 
 
-def _add_scheduler(chosen: dict[str, Any]) -> dict[str, Any]:
+def _add_scheduler(choices: dict[str, Any]) -> dict[str, Any]:
     """Add the gateway's scheduler if there is speculation, unless the user has chosen another
     one."""
-    speculation = chosen.get("speculative_config")
+    speculation = choices.get("speculative_config")
     if not speculation:
-        return chosen
-    return {"scheduler_cls": SCHEDULER} | chosen
+        return choices
+    return {"scheduler_cls": SCHEDULER} | choices
 
 
-def declare_graphs(chosen: dict[str, Any], depth: str | None) -> dict[str, Any]:
+def declare_graphs(choices: dict[str, Any], depth: str | None) -> dict[str, Any]:
     """Declare the depths for which CUDA graphs are captured on a GPU. The user's choice stays.
 
     Without a table vLLM captures only K, which is enough if every request drafts K tokens.
     """
-    speculation = chosen.get("speculative_config") or {}
-    most = speculation.get("num_speculative_tokens")
-    if not most or chosen["scheduler_cls"] != SCHEDULER:
-        return chosen
-    fixed = most if depth is None else min(most, int(depth)) if depth != AUTO else None
-    depths = choose_depths(most, fixed)
-    if depths == [most]:
-        return chosen
-    table = declare_depths(depths, chosen.get("max_num_seqs"))
-    declared = {TABLE: table} | speculation
+    speculation = choices.get("speculative_config") or {}
+    max_depth = speculation.get("num_speculative_tokens")
+    if not max_depth or choices["scheduler_cls"] != SCHEDULER:
+        return choices
+    fixed_depth = (
+        max_depth if depth is None else min(max_depth, int(depth)) if depth != AUTO else None
+    )
+    depths = choose_depths(max_depth, fixed_depth)
+    if depths == [max_depth]:
+        return choices
+    table = declare_depths(depths, choices.get("max_num_seqs"))
+    declaration = {TABLE: table} | speculation
     sizes: dict[str, Any] = {}
-    if fixed is None and TABLE not in speculation and not _sizes_graphs(chosen):
-        sizes["cudagraph_capture_sizes"] = choose_sizes(depths, chosen.get("max_num_seqs"))
-    return sizes | chosen | {"speculative_config": declared}
+    if fixed_depth is None and TABLE not in speculation and not _sizes_graphs(choices):
+        sizes["cudagraph_capture_sizes"] = choose_sizes(depths, choices.get("max_num_seqs"))
+    return sizes | choices | {"speculative_config": declaration}
 
 
-def _sizes_graphs(chosen: dict[str, Any]) -> bool:
+def _sizes_graphs(choices: dict[str, Any]) -> bool:
     """Return True if the user has chosen the sizes to capture."""
     names = ("cudagraph_capture_sizes", "max_cudagraph_capture_size")
-    compilation = chosen.get("compilation_config") or {}
-    inside = compilation if isinstance(compilation, dict) else vars(compilation)
-    return any(chosen.get(name) or inside.get(name) for name in names)
+    compilation = choices.get("compilation_config") or {}
+    settings = compilation if isinstance(compilation, dict) else vars(compilation)
+    return any(choices.get(name) or settings.get(name) for name in names)
 
 
 def _add_cpu_defaults(
-    chosen: dict[str, Any], defaults: dict[str, Any], threads: int | None
+    choices: dict[str, Any], defaults: dict[str, Any], threads: int | None
 ) -> dict[str, Any]:
-    workers = chosen.get("tensor_parallel_size", 1) * chosen.get("pipeline_parallel_size", 1)
+    workers = choices.get("tensor_parallel_size", 1) * choices.get("pipeline_parallel_size", 1)
     prepare_cpu(workers, threads)
     backend = {"distributed_executor_backend": "uni"} if workers == 1 else {}
-    return defaults | backend | chosen
+    return defaults | backend | choices

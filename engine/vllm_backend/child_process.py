@@ -46,22 +46,22 @@ def exit_with_parent() -> None:
 
 
 async def kill_loading(
-    loading: asyncio.Task[Any], others: set[BaseProcess], shutdown_s: float
+    task: asyncio.Task[Any], other_processes: set[BaseProcess], shutdown_s: float
 ) -> None:
     """End a thread that loads an AsyncLLM by killing the engine process that it waits for."""
-    while not loading.done():
-        for child in set(multiprocessing.active_children()) - others:
+    while not task.done():
+        for child in set(multiprocessing.active_children()) - other_processes:
             child.kill()
-        await asyncio.wait({loading}, timeout=GIVE_UP_POLL_S)
-    if not loading.exception():
-        await asyncio.to_thread(loading.result().shutdown, shutdown_s)
+        await asyncio.wait({task}, timeout=GIVE_UP_POLL_S)
+    if not task.exception():
+        await asyncio.to_thread(task.result().shutdown, shutdown_s)
 
 
 def create_context() -> context.SpawnContext:
     """Return the context with which vLLM creates its engine process."""
-    spawning: Any = context.SpawnContext()
-    spawning.Process = EngineProcess
-    return spawning  # type: ignore[no-any-return]
+    spawn_context: Any = context.SpawnContext()
+    spawn_context.Process = EngineProcess
+    return spawn_context  # type: ignore[no-any-return]
 
 
 @contextmanager
@@ -107,11 +107,11 @@ class EngineProcess(context.SpawnProcess):
 @contextmanager
 def replace_environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Replace variables for processes that are started inside the context."""
-    saved = dict(os.environ)
+    environment = dict(os.environ)
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name in variables.keys() - saved.keys():
+        for name in variables.keys() - environment.keys():
             del os.environ[name]
-        os.environ.update(saved)
+        os.environ.update(environment)

@@ -34,62 +34,62 @@ log = logging.getLogger(__name__)
 class StagedDraft:
     """Tensors of a draft in this worker's memory, read and checked in their own thread."""
 
-    def __init__(self, worker: Any, folder: str, running: str) -> None:
-        self.names = folder, running
-        self._found: dict[str, torch.Tensor] | Exception | None = None
+    def __init__(self, worker: Any, folder: str, running_folder: str) -> None:
+        self.names = folder, running_folder
+        self._result: dict[str, torch.Tensor] | Exception | None = None
         self._thread = threading.Thread(target=self._read, args=(worker,), daemon=True)
         self._thread.start()
 
     def _read(self, worker: Any) -> None:
-        folder, running = map(Path, self.names)
+        folder, running_folder = map(Path, self.names)
         try:
-            self._found = read_draft(worker, folder, running)
+            self._result = read_draft(worker, folder, running_folder)
         except Exception as error:
             log.exception("draft could not be read")
-            self._found = error
+            self._result = error
 
     @property
     def state(self) -> bool | str:
         """False while the draft is being read, True once it is read, or the reason of a failure."""
-        if isinstance(self._found, Exception):
-            return summarize(self._found)
-        return self._found is not None
+        if isinstance(self._result, Exception):
+            return summarize(self._result)
+        return self._result is not None
 
     def take(self) -> dict[str, torch.Tensor]:
         """Wait until the draft was read, and return its tensors. Raises any exception of the
         reading."""
         self._thread.join()
-        assert self._found is not None
-        if isinstance(self._found, Exception):
-            raise self._found
-        return self._found
+        assert self._result is not None
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
 
 
 class DraftReloader:
     """Mix-in for vLLM's worker (``worker.DepthWorker``) that exchanges the draft."""
 
-    _staged: StagedDraft | None = None
+    _staged_draft: StagedDraft | None = None
 
-    def stage_draft(self, folder: str, running: str) -> None:
+    def stage_draft(self, folder: str, running_folder: str) -> None:
         """Begin to read a draft while steps continue."""
-        self._staged = StagedDraft(self, folder, running)
+        self._staged_draft = StagedDraft(self, folder, running_folder)
 
     def get_staged(self) -> bool | str:
         """Return ``StagedDraft.state``."""
-        return self._staged.state if self._staged else "no draft is being read"
+        return self._staged_draft.state if self._staged_draft else "no draft is being read"
 
     def discard_draft(self) -> None:
-        self._staged = None
+        self._staged_draft = None
 
-    def reload_draft(self, folder: str, running: str) -> str | None:
+    def reload_draft(self, folder: str, running_folder: str) -> str | None:
         """Load a draft. Return the reason of a failure, because an exception would leave the
         answers of other workers unread."""
         worker: Any = self
-        staged, self._staged = self._staged, None
-        if staged is None or staged.names != (folder, running):
-            staged = StagedDraft(worker, folder, running)
+        draft, self._staged_draft = self._staged_draft, None
+        if draft is None or draft.names != (folder, running_folder):
+            draft = StagedDraft(worker, folder, running_folder)
         try:
-            weights = staged.take()
+            weights = draft.take()
             with set_current_vllm_config(worker.vllm_config), torch.device(worker.device):
                 reload_draft(worker, weights)
         except Exception as error:
@@ -102,7 +102,7 @@ def summarize(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def read_draft(worker: Any, folder: Path, running: Path) -> dict[str, torch.Tensor]:
+def read_draft(worker: Any, folder: Path, running_folder: Path) -> dict[str, torch.Tensor]:
     """Read the tensors that the draft does not share with the target, into host memory.
 
     For a GPU the memory is pinned, so that the GPU can copy it without the CPU's help. Raises
@@ -111,16 +111,16 @@ def read_draft(worker: Any, folder: Path, running: Path) -> dict[str, torch.Tens
     draft, target = worker.get_draft_model(), worker.get_model()
     if draft is None:
         raise ValueError("the engine runs without a draft")
-    shared = {name for _, name, _ in find_shared(draft, target)}
-    check_names(folder, running)
-    check_shared(folder, running, shared)
-    pins = worker.device.type != "cpu" and is_pin_memory_available()
-    if pins:
+    shared_names = {name for _, name, _ in find_shared(draft, target)}
+    check_names(folder, running_folder)
+    check_shared(folder, running_folder, shared_names)
+    pin_memory = worker.device.type != "cpu" and is_pin_memory_available()
+    if pin_memory:
         torch.accelerator.set_device_index(worker.device)
     return {
-        name: tensor.pin_memory() if pins else tensor.clone()
+        name: tensor.pin_memory() if pin_memory else tensor.clone()
         for name, tensor in read_tensors(folder)
-        if not is_shared(name, shared)
+        if not is_shared(name, shared_names)
     }
 
 
@@ -155,26 +155,26 @@ def abandon_reload(draft: nn.Module) -> None:
 def find_shared(draft: nn.Module, target: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
     """Return the draft's modules that belong to the target, as (parent, name in the parent,
     module)."""
-    theirs = {id(module) for module in target.modules()}
+    target_ids = {id(module) for module in target.modules()}
     return [
         (parent, name, child)
         for parent in draft.modules()
-        if id(parent) not in theirs
+        if id(parent) not in target_ids
         for name, child in parent.named_children()
-        if id(child) in theirs
+        if id(child) in target_ids
     ]
 
 
 @contextmanager
 def detach_shared(draft: nn.Module, target: nn.Module) -> Iterator[None]:
     """Detach the target's modules from the draft inside the context."""
-    taken = find_shared(draft, target)
-    for parent, name, _ in taken:
+    modules = find_shared(draft, target)
+    for parent, name, _ in modules:
         setattr(parent, name, nn.Module())
     try:
         yield
     finally:
-        for parent, name, child in taken:
+        for parent, name, child in modules:
             setattr(parent, name, child)
 
 
@@ -185,44 +185,46 @@ def read_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
                 yield name, tensors.get_tensor(name)
 
 
-def is_shared(tensor: str, shared: set[str]) -> bool:
-    return any(part in shared for part in tensor.split("."))
+def is_shared(name: str, shared_names: set[str]) -> bool:
+    return any(module in shared_names for module in name.split("."))
 
 
-def check_names(folder: Path, running: Path) -> None:
+def check_names(folder: Path, running_folder: Path) -> None:
     """Check that both drafts have the same tensors, because a missing one would keep its old
     values.
 
     Raises ValueError.
     """
-    found, known = (
-        {name for file in find_weight_files(one) for name in read_header(file)}
-        for one in (folder, running)
+    names, running_names = (
+        {name for file in find_weight_files(path) for name in read_header(file)}
+        for path in (folder, running_folder)
     )
-    if not found or found != known:
-        raise ValueError(f"{folder} does not hold the tensors of the running draft, {running}")
+    if not names or names != running_names:
+        raise ValueError(
+            f"{folder} does not hold the tensors of the running draft, {running_folder}"
+        )
 
 
-def check_shared(folder: Path, running: Path, shared: set[str]) -> None:
+def check_shared(folder: Path, running_folder: Path, shared_names: set[str]) -> None:
     """Check that tensors shared with the target are unchanged, because they cannot be replaced.
 
     Raises ValueError.
     """
-    ours, before = (
-        {name: one for name, one in read_tensors(path) if is_shared(name, shared)}
-        for path in (folder, running)
+    tensors, running_tensors = (
+        {name: tensor for name, tensor in read_tensors(path) if is_shared(name, shared_names)}
+        for path in (folder, running_folder)
     )
-    for name, tensor in ours.items():
-        if not torch.equal(tensor, before[name]):
+    for name, tensor in tensors.items():
+        if not torch.equal(tensor, running_tensors[name]):
             raise ValueError(
                 f"the running draft shares {name} with the target and this draft has its own; "
                 "restart the gateway with it"
             )
 
 
-def stage_draft(core: EngineCore, folder: str, running: str) -> None:
+def stage_draft(core: EngineCore, folder: str, running_folder: str) -> None:
     """Make every worker begin to read a draft. Steps continue meanwhile."""
-    core.model_executor.collective_rpc("stage_draft", args=(folder, running))
+    core.model_executor.collective_rpc("stage_draft", args=(folder, running_folder))
 
 
 def get_staged(core: EngineCore) -> bool | str:
@@ -236,19 +238,23 @@ def discard_draft(core: EngineCore) -> None:
     core.model_executor.collective_rpc("discard_draft")
 
 
-def swap_draft(core: EngineCore, folder: str, running: str) -> float:
+def swap_draft(core: EngineCore, folder: str, running_folder: str) -> float:
     """Load a draft, which is read first unless it was staged.
 
     Returns the seconds in which no step was made. Raises RuntimeError; then nothing changed.
     """
-    began = perf_counter()
+    start = perf_counter()
     reload = core.model_executor.collective_rpc
-    failures = [found for found in reload("reload_draft", args=(folder, running)) if found]
-    if failures:
-        again = [found for found in reload("reload_draft", args=(running, running)) if found]
-        text = f"the draft could not be loaded: {failures[0]}"
+    errors = [error for error in reload("reload_draft", args=(folder, running_folder)) if error]
+    if errors:
+        retry = [
+            error
+            for error in reload("reload_draft", args=(running_folder, running_folder))
+            if error
+        ]
+        text = f"the draft could not be loaded: {errors[0]}"
         raise RuntimeError(
-            text + (f"; the running draft could not be loaded again: {again[0]}" if again else "")
+            text + (f"; the running draft could not be loaded again: {retry[0]}" if retry else "")
         )
     core.scheduler.forget_draft()
-    return perf_counter() - began
+    return perf_counter() - start

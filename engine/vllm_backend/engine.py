@@ -91,8 +91,8 @@ PING = "is_scheduler_paused"
 STAGE_POLL_S = (0.02, 0.5)
 """First and longest pause between polls for a staged draft, because each poll delays a step."""
 ERRORED_POLL_S = 0.5
-OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
-UNPLANNED = "another scheduler or a table of depths decides, or ranks that must draft alike"
+OUTSIDE_SIGNALS = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
+UNPLANNED_REASON = "another scheduler or a table of depths decides, or ranks that must draft alike"
 
 
 NO_ADAPTERS: Mapping[str, str] = {}
@@ -165,12 +165,12 @@ class VllmEngine(
 
     async def start(self) -> EngineInfo:
         self._progress(f"starting vLLM with {self._arguments.model}")
-        began = time.monotonic()
+        start_time = time.monotonic()
         if sentence := describe_untested():
             log.warning("%s", sentence)
         try:
             llm = await self._load_in_thread()
-            loaded = time.monotonic()
+            load_end = time.monotonic()
             self._llm = llm
             self._processes = _find_processes(llm)
             info = describe_engine(llm.vllm_config)
@@ -181,23 +181,23 @@ class VllmEngine(
                 await self._steer("track_prefixes")
             await self._load_adapters(llm)
             step_s = await warm_up(self.generate, info, self._progress)
-            warm = time.monotonic()
+            warm_up_end = time.monotonic()
             info = await self._start_planning(info, step_s)
             worker_s = await _read_worker_start(llm)
             info = replace(
                 info,
                 start_s={
-                    "engine process": max(0.0, loaded - began - sum(worker_s.values())),
+                    "engine process": max(0.0, load_end - start_time - sum(worker_s.values())),
                     **worker_s,
-                    "warm-up": warm - loaded,
-                    "timing": time.monotonic() - warm,
+                    "warm-up": warm_up_end - load_end,
+                    "timing": time.monotonic() - warm_up_end,
                 },
             )
         except Exception as error:
             await self.aclose()
             await asyncio.to_thread(self._log.join, LAST_WORDS_S)
-            ended_by = next((name_exit(code) for code in self._exits if code), "")
-            cause = explain_failure(self._log.lines, error, ended_by)
+            exit_name = next((name_exit(code) for code in self._exits if code), "")
+            cause = explain_failure(self._log.lines, error, exit_name)
             raise EngineStartError(cause, detail="\n".join(self._log.lines)) from error
         except asyncio.CancelledError:
             await self.aclose()
@@ -296,9 +296,9 @@ class VllmEngine(
     async def _take_scores(self, key: str) -> Mapping[str, Any]:
         """Return an audit's scores and remove them from the worker. Raises EngineError."""
         llm, _ = self._require_running()
-        found = await llm.collective_rpc("take_scores", args=(key,))
+        replies = await llm.collective_rpc("take_scores", args=(key,))
         fields: Mapping[str, Any] = next(
-            (one for one in found if one is not None), {"error": "no worker has them"}
+            (reply for reply in replies if reply is not None), {"error": "no worker has them"}
         )
         if "error" in fields:
             raise EngineFailed(f"The answer was not scored: {fields['error']}")
@@ -330,10 +330,10 @@ class VllmEngine(
     def kill(self) -> int:
         """End the engine's processes with SIGKILL, as a crash would, and return how many were
         running."""
-        running = [process for process in self._processes if process.is_alive()]
-        for process in running:
+        processes = [process for process in self._processes if process.is_alive()]
+        for process in processes:
             process.kill()
-        return len(running)
+        return len(processes)
 
     async def _steer(self, method: str, *arguments: object) -> Any:
         """Call a method that ``scheduler.py`` adds; None if the engine has another scheduler."""
@@ -364,20 +364,23 @@ class VllmEngine(
         """
         if count_oom_kills() != self._oom_kills:
             return False
-        return any(p.exitcode in OUTSIDE or is_stopped(p.pid) for p in self._processes)
+        return any(
+            process.exitcode in OUTSIDE_SIGNALS or is_stopped(process.pid)
+            for process in self._processes
+        )
 
     async def post_mortem(self) -> PostMortem:
         """See ``eaglegate.engine.base.SupportsPostMortem``."""
         await asyncio.to_thread(self._log.join, LAST_WORDS_S)
-        late = (process.exitcode or 0 for process in self._processes)
+        late_codes = (process.exitcode or 0 for process in self._processes)
         codes = (
             *self._exits,
-            *(code for code in late if code > 0),
+            *(code for code in late_codes if code > 0),
         )  # later signals are the gateway's own
-        ended_by = next((name_exit(code) for code in codes if code), "")
-        memory = " (the kernel was out of memory)" if count_oom_kills() != self._oom_kills else ""
+        exit_name = next((name_exit(code) for code in codes if code), "")
+        oom_note = " (the kernel was out of memory)" if count_oom_kills() != self._oom_kills else ""
         error = redact_cause(self._log.find_cause())
-        return PostMortem(ended_by + memory, error, self._log.redacted_tail())
+        return PostMortem(exit_name + oom_note, error, self._log.redacted_tail())
 
     async def aclose(self) -> None:
         llm, self._llm, self._closed = self._llm, None, True
@@ -399,12 +402,12 @@ class VllmEngine(
         return self._llm, self._outputs
 
     async def _load_in_thread(self) -> AsyncLLM:
-        others = set(multiprocessing.active_children())
-        loading = asyncio.create_task(asyncio.to_thread(self._load))
+        other_processes = set(multiprocessing.active_children())
+        task = asyncio.create_task(asyncio.to_thread(self._load))
         try:
-            return await asyncio.shield(loading)
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
-            await kill_loading(loading, others, SHUTDOWN_S)
+            await kill_loading(task, other_processes, SHUTDOWN_S)
             raise
 
     def _load(self) -> AsyncLLM:
@@ -462,7 +465,7 @@ class VllmEngine(
             return info
         mode = await self.set_planning(self._planning)
         if mode == "off":
-            log.warning("depths are not planned: %s", UNPLANNED)
+            log.warning("depths are not planned: %s", UNPLANNED_REASON)
             return info
         if mode == "auto":
             await self._learn_costs(info, step_s)
@@ -475,11 +478,13 @@ class VllmEngine(
         if await self._costs.hand_over(self._steer):
             self._progress("step times are known from the last engine")
             return
-        most = self._arguments.max_num_seqs or max(PROFILE_BATCHES)
-        budget_s, began = self._timing_s, time.monotonic()
-        complete = await time_steps(self.generate, info, most, self._progress, budget_s, step_s)
-        rest = "" if complete else ", and leave other sizes to traffic"
-        self._progress(f"timed steps for {time.monotonic() - began:.1f} s{rest}")
+        max_requests = self._arguments.max_num_seqs or max(PROFILE_BATCHES)
+        budget_s, start = self._timing_s, time.monotonic()
+        is_complete = await time_steps(
+            self.generate, info, max_requests, self._progress, budget_s, step_s
+        )
+        suffix = "" if is_complete else ", and leave other sizes to traffic"
+        self._progress(f"timed steps for {time.monotonic() - start:.1f} s{suffix}")
         await self._costs.save(self._steer)
 
 
@@ -508,9 +513,9 @@ async def _ping(llm: AsyncLLM) -> bool:
 
 async def _is_steered(llm: AsyncLLM) -> bool:
     """Return True if the engine's scheduler is eaglegate's, or derived from it."""
-    named = str(llm.vllm_config.scheduler_config.scheduler_cls or "vllm.")
-    if named == SCHEDULER or named.startswith("vllm."):
-        return named == SCHEDULER
+    class_name = str(llm.vllm_config.scheduler_config.scheduler_cls or "vllm.")
+    if class_name == SCHEDULER or class_name.startswith("vllm."):
+        return class_name == SCHEDULER
     try:
         return bool(await _call_core(llm, "describe_planning", 0))
     except EngineError:
@@ -519,15 +524,15 @@ async def _is_steered(llm: AsyncLLM) -> bool:
         return False
 
 
-async def _stage_draft(llm: AsyncLLM, path: str, running: str) -> None:
+async def _stage_draft(llm: AsyncLLM, path: str, running_path: str) -> None:
     """Make every worker read a draft. Raises RuntimeError with the reason if one cannot."""
-    await _call_core(llm, "stage_draft", path, running)
-    delay, longest = STAGE_POLL_S
+    await _call_core(llm, "stage_draft", path, running_path)
+    delay, max_delay = STAGE_POLL_S
     state: bool | str = False
     try:
         while state is False:
             await asyncio.sleep(delay)
-            delay = min(2 * delay, longest)
+            delay = min(2 * delay, max_delay)
             state = await _call_core(llm, "get_staged")
         if isinstance(state, str):
             raise RuntimeError(f"the draft could not be read: {state}")

@@ -38,11 +38,11 @@ _stage_s: dict[str, float] = {}
 def time_stage(stage: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a method of the worker and keep its seconds. An override's time includes the method
     that it calls."""
-    began = time.monotonic()
+    start = time.monotonic()
     try:
         return original(*args, **kwargs)
     finally:
-        _stage_s[stage] = time.monotonic() - began
+        _stage_s[stage] = time.monotonic() - start
 
 
 class ExecutionReporter:
@@ -52,12 +52,12 @@ class ExecutionReporter:
         """Return the seconds of this worker's start by part. vLLM compiles while it profiles."""
         worker: Any = self
         config = worker.vllm_config.compilation_config
-        compilation = min(
+        compilation_s = min(
             config.compilation_time + config.encoder_compilation_time,
             _stage_s.get("profiling", 0.0),
         )
-        rest = _stage_s.get("profiling", 0.0) - compilation
-        return _stage_s | {"profiling": rest, "compilation": compilation}
+        profiling_s = _stage_s.get("profiling", 0.0) - compilation_s
+        return _stage_s | {"profiling": profiling_s, "compilation": compilation_s}
 
     def describe_execution(self) -> dict[str, Any]:
         """Return the fields of ``WorkerExecution``. The compiled parts are known once a step has
@@ -66,7 +66,7 @@ class ExecutionReporter:
 
         worker: Any = self
         runner = worker.model_runner
-        compiled, parts = count_compiled(worker.get_model())
+        num_compiled, num_parts = count_compiled(worker.get_model())
         config = runner.vllm_config.compilation_config
         return {
             "runner": 2 if is_second_runner(runner) else 1,
@@ -74,8 +74,8 @@ class ExecutionReporter:
             "compilation": config.mode.name,
             "graphs": find_graph_mode(runner).name,
             "captured": compilation_counter.num_cudagraph_captured,
-            "compiled_parts": compiled,
-            "compilable_parts": parts,
+            "compiled_parts": num_compiled,
+            "compilable_parts": num_parts,
         }
 
 
@@ -106,8 +106,10 @@ def count_compiled(model: Any) -> tuple[int, int]:
 
 def is_compiled(part: Any) -> bool:
     """Return True if a part was compiled by its first call, or loaded compiled."""
-    ready = getattr(part, "compiled", False) or getattr(part, "aot_compiled_fn", None) is not None
-    return bool(ready) and not part.do_not_compile
+    was_compiled = (
+        getattr(part, "compiled", False) or getattr(part, "aot_compiled_fn", None) is not None
+    )
+    return bool(was_compiled) and not part.do_not_compile
 
 
 class GraphCounter(StatLoggerBase):  # type: ignore[misc]
@@ -117,9 +119,9 @@ class GraphCounter(StatLoggerBase):  # type: ignore[misc]
         self.steps: Counter[str] = Counter()
 
     def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
-        found = scheduler_stats and scheduler_stats.cudagraph_stats
-        if found:
-            self.steps[found.runtime_mode.rpartition(".")[2]] += 1
+        stats = scheduler_stats and scheduler_stats.cudagraph_stats
+        if stats:
+            self.steps[stats.runtime_mode.rpartition(".")[2]] += 1
 
     def log_engine_initialized(self) -> None:
         """Do nothing; vLLM's interface requires this method."""
@@ -174,10 +176,10 @@ def count_drafts(stat_loggers: Iterable[Any]) -> Totals | None:
     return None
 
 
-def sum_counters(by_engine: Mapping[int, Any]) -> int:
+def sum_counters(engine_counters: Mapping[int, Any]) -> int:
     samples = (
         sample
-        for counter in by_engine.values()
+        for counter in engine_counters.values()
         for metric in counter.collect()
         for sample in metric.samples
         if sample.name.endswith("_total")

@@ -41,7 +41,7 @@ LIMIT_S = 3.0
 PATIENCE = 10.0
 """Wall-clock seconds allowed for each CPU second of the limit."""
 MAX_BYTES = 256 << 10
-REMEMBERED = 4096
+MAX_VERDICTS = 4096
 ATTEMPTS = 2
 RETRY_S = 1.0
 CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
@@ -56,17 +56,19 @@ class GrammarProbe(LimitedChild):
     def __init__(
         self, tokenizer: str, trust_remote_code: bool = False, limit_s: float = LIMIT_S
     ) -> None:
-        given = (tokenizer, str(trust_remote_code), str(limit_s))
-        super().__init__((sys.executable, "-m", TRIAL, *given))
+        arguments = (tokenizer, str(trust_remote_code), str(limit_s))
+        super().__init__((sys.executable, "-m", TRIAL, *arguments))
         self._limit_s = limit_s
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()
         self._turn = asyncio.Lock()
-        self._useless = False
+        self._is_useless = False
 
     def is_known(self, constraint: Constraint) -> bool:
         """Return True if ``check`` answers at once."""
-        at_once = constraint.kind in ("json_object", "choice") or _measure(constraint) > MAX_BYTES
-        return at_once or _hash(_encode(constraint)) in self._verdicts
+        needs_no_trial = (
+            constraint.kind in ("json_object", "choice") or _measure(constraint) > MAX_BYTES
+        )
+        return needs_no_trial or _hash(_encode(constraint)) in self._verdicts
 
     async def warm_up(self) -> None:
         """Start the child, whose imports would delay the first constrained request by seconds."""
@@ -93,31 +95,31 @@ class GrammarProbe(LimitedChild):
             raise RequestRejected(verdict)
 
     async def _get_verdict(self, constraint: Constraint) -> str:
-        asked = _encode(constraint)
-        digest = _hash(asked)
+        payload = _encode(constraint)
+        digest = _hash(payload)
         if digest not in self._verdicts:
             async with self._turn:
                 if digest not in self._verdicts:
-                    self._verdicts[digest] = await self._try(asked)
-                    if len(self._verdicts) > REMEMBERED:
+                    self._verdicts[digest] = await self._try(payload)
+                    if len(self._verdicts) > MAX_VERDICTS:
                         self._verdicts.popitem(last=False)
         return self._verdicts[digest]
 
-    async def _try(self, asked: bytes) -> str:
+    async def _try(self, payload: bytes) -> str:
         """Return a verdict. If the child is lost without one, ask another child once.
 
         Raises EngineFailed and EngineOverloaded, which are not remembered.
         """
-        exits = []
+        losses = []
         for _ in range(ATTEMPTS):
             try:
-                answer = await self._try_once(asked)
-            except ChildLost as lost:
-                log.warning("the process that checks grammars ended: %s", lost)
-                exits.append(lost)
+                answer = await self._try_once(payload)
+            except ChildLost as error:
+                log.warning("the process that checks grammars ended: %s", error)
+                losses.append(error)
             else:
                 return answer
-        if all(map(_is_crash, exits)):
+        if all(map(_is_crash, losses)):
             return _describe_verdict("it crashed its compiler, or needed too much memory")
         raise EngineOverloaded(
             f"The process that checks schemas, patterns and grammars ended {ATTEMPTS} times "
@@ -125,38 +127,38 @@ class GrammarProbe(LimitedChild):
             RETRY_S,
         )
 
-    async def _try_once(self, asked: bytes) -> str:
+    async def _try_once(self, payload: bytes) -> str:
         """Return a verdict from the current child. Raises ChildLost and EngineFailed."""
         try:
             is_ready = await self._ensure_child()
         except TimeoutError:
             raise EngineFailed("The grammar of the answer could not be checked in time.") from None
-        except ChildLost as lost:
-            raise _StartFailed(lost.status) from None
+        except ChildLost as error:
+            raise _StartFailed(error.status) from None
         if not is_ready:
             return (
                 "The schema, pattern or grammar of the answer cannot be checked: the grammar "
                 "compilers do not know the tokenizer of this model."
             )
         try:
-            return _describe_verdict(str(await self._ask(asked, PATIENCE * self._limit_s)))
-        except ChildLost as lost:
-            if lost.status != -signal.SIGPROF:
+            return _describe_verdict(str(await self._ask(payload, PATIENCE * self._limit_s)))
+        except ChildLost as error:
+            if error.status != -signal.SIGPROF:
                 raise
             return _describe_verdict(f"it took more than {self._limit_s:.2g} s")
 
     async def _ensure_child(self) -> bool:
         """Return True if a child is ready, and False if none is possible for this model."""
-        if self._useless or self._is_running:
-            return not self._useless
+        if self._is_useless or self._is_running:
+            return not self._is_useless
         limit_s = await self._start()
         if limit_s is None:
             log.warning("structured output disabled: xgrammar has no vocabulary for this tokenizer")
-            self._useless = True
+            self._is_useless = True
             await self.aclose()
         else:
             self._limit_s = float(limit_s)
-        return not self._useless
+        return not self._is_useless
 
 
 def _measure(constraint: Constraint) -> int:
@@ -167,18 +169,18 @@ def _encode(constraint: Constraint) -> bytes:
     return json.dumps([constraint.kind, constraint.value]).encode()
 
 
-def _hash(asked: bytes) -> bytes:
-    return hashlib.sha256(asked).digest()
+def _hash(payload: bytes) -> bytes:
+    return hashlib.sha256(payload).digest()
 
 
-def _describe_verdict(why: str) -> str:
+def _describe_verdict(reason: str) -> str:
     """Write the reason that follows "cannot be compiled into a grammar: "."""
-    if why == OK:
+    if reason == OK:
         return OK
-    if why.startswith(NO_GRAMMAR):
-        return why.removeprefix(NO_GRAMMAR).lstrip(": ").removesuffix(".") + "."
+    if reason.startswith(NO_GRAMMAR):
+        return reason.removeprefix(NO_GRAMMAR).lstrip(": ").removesuffix(".") + "."
     return (
-        f"it is too complex to be matched while tokens are made: {why}. "
+        f"it is too complex to be matched while tokens are made: {reason}. "
         "Use bounded repetition of simple parts."
     )
 
@@ -187,8 +189,8 @@ class _StartFailed(ChildLost):
     """The child ended before it was given a constraint."""
 
 
-def _is_crash(lost: ChildLost) -> bool:
+def _is_crash(error: ChildLost) -> bool:
     """Return True if the constraint can be the cause. Other signals come from outside."""
-    if lost.status is None or isinstance(lost, _StartFailed):
+    if error.status is None or isinstance(error, _StartFailed):
         return False
-    return lost.status > 0 or -lost.status in CRASHES
+    return error.status > 0 or -error.status in CRASHES

@@ -41,18 +41,25 @@ STALL_S = 0.25
 """Limit on the CPU seconds of any step. Usual schemas take up to 0.03 with 151,000 tokens."""
 WINDOW = 50
 """Steps per mean, so that many quick steps do not hide slow ones after them."""
-COUNTED = re.compile(r"\)(?:\{(\d{1,9})?(?:,(\d{0,9}))?\}|~(\d{1,9}))")
-REPEATED = re.compile(r"\{(\d{1,9})?(,)?(\d{0,9})\}|~(\d{1,9})(?:\.\.(\d{1,9}))?")
-OPTIONAL = re.compile(r"(?:(?:\\.|\[(?:\\.|[^\]\\]){1,200}\]|[^\\()\[\]{}|*+?])[?*]){16,}")
+COUNTED_GROUP = re.compile(r"\)(?:\{(\d{1,9})?(?:,(\d{0,9}))?\}|~(\d{1,9}))")
+REPETITION = re.compile(r"\{(\d{1,9})?(,)?(\d{0,9})\}|~(\d{1,9})(?:\.\.(\d{1,9}))?")
+OPTIONAL_RUN = re.compile(r"(?:(?:\\.|\[(?:\\.|[^\]\\]){1,200}\]|[^\\()\[\]{}|*+?])[?*]){16,}")
 """A run of optional characters and character classes."""
-LEAST = ("minLength", "minItems", "minProperties")
-MANY = 16
+MINIMUM_KEYS = ("minLength", "minItems", "minProperties")
+MIN_REPETITIONS = 16
 """Number of repetitions from which a group is walked separately."""
 MAX_PIECES = 32
 PIECE_CHARS = 2000
-PREFERRED = ("multipleOf", "uniqueItems", "ontains", "patternProperties", "propertyNames", "format")
+LLGUIDANCE_KEYWORDS = (
+    "multipleOf",
+    "uniqueItems",
+    "ontains",
+    "patternProperties",
+    "propertyNames",
+    "format",
+)
 """Keywords of JSON schemas that vLLM may compile with llguidance."""
-PLACE = re.compile(r"^\[[\d:]+\] \S+: ")
+SOURCE_LINE = re.compile(r"^\[[\d:]+\] \S+: ")
 """Prefix of a compiler's error with a line of its own source."""
 REFUSALS = (RuntimeError, ValueError, TypeError, KeyError)
 """Errors that compilers raise for input that they do not accept."""
@@ -83,9 +90,9 @@ def main(tokenizer: str, trust_remote_code: bool, limit_s: float) -> None:
     limit_s += trial.vocab_size / TOKENS_PER_S
     print(json.dumps(limit_s), flush=True)
     for line in sys.stdin:
-        number, _, asked = line.partition(" ")
+        number, _, constraint = line.partition(" ")
         signal.setitimer(signal.ITIMER_PROF, limit_s)
-        verdict = trial.judge(*json.loads(asked))
+        verdict = trial.judge(*json.loads(constraint))
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps([int(number), verdict]), flush=True)
 
@@ -97,7 +104,7 @@ class ConstraintMatcher(Protocol):
         """Pass literal text in one step, if possible."""
         ...
 
-    def allowed(self) -> Any:
+    def compute_mask(self) -> Any:
         """Return the tokens that may come next, as a bit mask."""
         ...
 
@@ -126,16 +133,16 @@ class GrammarTrial:
 
     def judge(self, kind: str, value: str) -> str:
         try:
-            whole = self._judge_one(kind, value)
-            if whole != OK:
-                return whole
+            verdict = self._judge_one(kind, value)
+            if verdict != OK:
+                return verdict
             pieces = [("regex", piece) for piece in split_repeated_groups(kind, value)]
-            if (short := shorten(kind, value)) != value:
-                pieces.append((kind, short))
+            if (short_value := shorten(kind, value)) != value:
+                pieces.append((kind, short_value))
             for piece in pieces:
-                found = self._judge_one(*piece)
-                if found != OK and not found.startswith(NO_GRAMMAR):
-                    return found
+                piece_verdict = self._judge_one(*piece)
+                if piece_verdict != OK and not piece_verdict.startswith(NO_GRAMMAR):
+                    return piece_verdict
         except MemoryError:
             return "it needed too much memory"
         except TooManyGroups:
@@ -145,45 +152,45 @@ class GrammarTrial:
     def _judge_one(self, kind: str, value: str) -> str:
         """Return the verdict of the first compiler that accepts the constraint, or of all compilers
         if vLLM may prefer another one."""
-        refusal, taken = "", False
+        refusal, is_accepted = "", False
         for compiler in self._compilers:
             try:
-                for short in (False, True):
-                    if why := self._explain_slowness(compiler.walk(kind, value), short):
-                        return why
+                for prefers_short in (False, True):
+                    if reason := self._explain_slowness(compiler.walk(kind, value), prefers_short):
+                        return reason
             except REFUSALS as error:
-                refusal = refusal or PLACE.sub("", " ".join(str(error).split()))[:300]
+                refusal = refusal or SOURCE_LINE.sub("", " ".join(str(error).split()))[:300]
                 continue
-            taken = True
-            if kind != "json_schema" or not any(word in value for word in PREFERRED):
+            is_accepted = True
+            if kind != "json_schema" or not any(word in value for word in LLGUIDANCE_KEYWORDS):
                 break
-        return OK if taken else f"{NO_GRAMMAR}: {refusal}"
+        return OK if is_accepted else f"{NO_GRAMMAR}: {refusal}"
 
-    def _explain_slowness(self, walk: ConstraintMatcher, short: bool) -> str:
+    def _explain_slowness(self, walk: ConstraintMatcher, prefers_short: bool) -> str:
         """Walk along the constraint as an engine would, and explain if steps take too many CPU
         seconds."""
         steps: list[float] = []
-        spent, until = 0.0, time.process_time() + 1.5 * WALK_S
-        while len(steps) < STEPS and spent < WALK_S and time.process_time() < until:
-            before = time.process_time()
+        total_s, deadline = 0.0, time.process_time() + 1.5 * WALK_S
+        while len(steps) < STEPS and total_s < WALK_S and time.process_time() < deadline:
+            start = time.process_time()
             walk.jump()
-            mask = walk.allowed()
-            filled = time.process_time()
+            mask = walk.compute_mask()
+            mask_end = time.process_time()
             if not mask.any():
                 return NO_MATCH
-            chosen = self._choose_token(mask, len(steps) + 1, short)
-            between = time.process_time()
-            if chosen is None or not walk.accept(chosen):
+            token = self._choose_token(mask, len(steps) + 1, prefers_short)
+            accept_start = time.process_time()
+            if token is None or not walk.accept(token):
                 break
-            steps.append(filled - before + time.process_time() - between)
-            spent += steps[-1]
-        mean = _find_slowest_mean(steps)
-        if mean >= STEP_S or max(steps, default=0.0) >= STALL_S:
-            return f"its tokens took {mean:.2g} s each, one {max(steps):.2g} s"
+            steps.append(mask_end - start + time.process_time() - accept_start)
+            total_s += steps[-1]
+        mean_s = _find_slowest_mean(steps)
+        if mean_s >= STEP_S or max(steps, default=0.0) >= STALL_S:
+            return f"its tokens took {mean_s:.2g} s each, one {max(steps):.2g} s"
         return ""
 
-    def _choose_token(self, mask: Any, number: int, short: bool) -> int | None:
-        """Choose some allowed token, or with ``short`` the shortest that continues the text.
+    def _choose_token(self, mask: Any, number: int, prefers_short: bool) -> int | None:
+        """Choose some allowed token, or with ``prefers_short`` the shortest that continues.
 
         The latter avoids white space, which JSON allows without end, and closing characters if
         there is any other token.
@@ -192,11 +199,11 @@ class GrammarTrial:
 
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self.vocab_size]
         bits[self._xgrammar.info.stop_token_ids] = 0
-        allowed = np.flatnonzero(bits)
-        if not len(allowed):
+        tokens = np.flatnonzero(bits)
+        if not len(tokens):
             return None
-        at = self._cost[allowed].argmin() if short else number * 7919 % len(allowed)
-        return int(allowed[at])
+        index = self._cost[tokens].argmin() if prefers_short else number * 7919 % len(tokens)
+        return int(tokens[index])
 
 
 def _find_slowest_mean(steps: Sequence[float]) -> float:
@@ -205,7 +212,7 @@ def _find_slowest_mean(steps: Sequence[float]) -> float:
     if not steps:
         return 0.0
     starts = range(0, max(1, len(steps) - WINDOW + 1), WINDOW // 2)
-    return max(sum(part) / len(part) for at in starts if (part := steps[at : at + WINDOW]))
+    return max(sum(part) / len(part) for start in starts if (part := steps[start : start + WINDOW]))
 
 
 def _rate_token(token: bytes) -> float:
@@ -249,8 +256,8 @@ class XgrammarCompiler:
 
 
 class _XgrammarMatcher:
-    def __init__(self, library: Any, compiled: Any, vocab_size: int) -> None:
-        self._matcher = library.GrammarMatcher(compiled)
+    def __init__(self, library: Any, grammar: Any, vocab_size: int) -> None:
+        self._matcher = library.GrammarMatcher(grammar)
         self._mask = library.allocate_token_bitmask(1, vocab_size)
         self.accept = self._matcher.accept_token
 
@@ -259,7 +266,7 @@ class _XgrammarMatcher:
         if literal:
             self._matcher.accept_string(literal)
 
-    def allowed(self) -> Any:
+    def compute_mask(self) -> Any:
         self._matcher.fill_next_token_bitmask(self._mask)
         return self._mask[0].numpy()
 
@@ -270,14 +277,14 @@ class LlguidanceCompiler:
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._known: Any = None
+        self._tokenizer_data: Any = None
 
     def walk(self, kind: Any, value: str) -> ConstraintMatcher:
         import llguidance
         import llguidance.hf
 
-        if self._known is None:
-            self._known = llguidance.hf.from_tokenizer(
+        if self._tokenizer_data is None:
+            self._tokenizer_data = llguidance.hf.from_tokenizer(
                 self._tokenizer, max(self._vocab_size, len(self._tokenizer))
             )
         if kind == "structural_tag":
@@ -286,10 +293,10 @@ class LlguidanceCompiler:
             grammar = llguidance.LLMatcher.grammar_from_json_schema(value)
         else:
             grammar = llguidance.grammar_from(kind, value)
-        matcher = llguidance.LLMatcher(self._known, grammar, log_level=0)
+        matcher = llguidance.LLMatcher(self._tokenizer_data, grammar, log_level=0)
         if error := matcher.get_error():
             raise ValueError(error)
-        return _LlguidanceMatcher(matcher, self._known.vocab_size)
+        return _LlguidanceMatcher(matcher, self._tokenizer_data.vocab_size)
 
 
 class _LlguidanceMatcher:
@@ -306,7 +313,7 @@ class _LlguidanceMatcher:
         if tokens:
             self._matcher.consume_tokens(tokens)
 
-    def allowed(self) -> Any:
+    def compute_mask(self) -> Any:
         self._library.fill_next_token_bitmask(self._matcher, self._mask, 0)
         return self._mask[0].numpy()
 
@@ -320,21 +327,21 @@ def split_repeated_groups(kind: str, value: str) -> Iterator[str]:
     texts = (
         _find_strings(json.loads(value)) if kind in ("json_schema", "structural_tag") else [value]
     )
-    found = 0
+    num_groups = 0
     for text in texts:
-        for match in COUNTED.finditer(text):
+        for match in COUNTED_GROUP.finditer(text):
             counts = [int(count) for count in match.groups() if count]
             begin = _find_opening(text, match.start())
-            if begin is None or max(counts, default=MANY) < MANY:
+            if begin is None or max(counts, default=MIN_REPETITIONS) < MIN_REPETITIONS:
                 continue
-            found += 1
-            if found > MAX_PIECES:
+            num_groups += 1
+            if num_groups > MAX_PIECES:
                 raise TooManyGroups
             if match.end() - begin <= PIECE_CHARS:
                 yield re.sub(r"~(\d+)$", r"{\1}", text[begin : match.end()])
-        for run in OPTIONAL.finditer(text):
-            found += 1
-            if found > MAX_PIECES:
+        for run in OPTIONAL_RUN.finditer(text):
+            num_groups += 1
+            if num_groups > MAX_PIECES:
                 raise TooManyGroups
             yield run[0][:PIECE_CHARS]
 
@@ -343,26 +350,26 @@ def shorten(kind: str, value: str) -> str:
     """Reduce repetitions in a constraint to one, so that a walk reaches the parts after them."""
     if kind in ("json_schema", "structural_tag"):
         return json.dumps(_shorten_value(json.loads(value)))
-    return REPEATED.sub(_shorten_count, value)
+    return REPETITION.sub(_shorten_count, value)
 
 
 def _shorten_value(value: Any) -> Any:
     if isinstance(value, str):
-        return REPEATED.sub(_shorten_count, value)
+        return REPETITION.sub(_shorten_count, value)
     if isinstance(value, list):
-        return [_shorten_value(inner) for inner in value]
+        return [_shorten_value(item) for item in value]
     if not isinstance(value, dict):
         return value
     return {
-        key: min(inner, 1) if key in LEAST and isinstance(inner, int) else _shorten_value(inner)
-        for key, inner in value.items()
+        key: min(item, 1) if key in MINIMUM_KEYS and isinstance(item, int) else _shorten_value(item)
+        for key, item in value.items()
     }
 
 
 def _shorten_count(match: re.Match[str]) -> str:
     """Shorten a count: ``{0,900}`` to ``{0,1}``, ``{900}`` to ``{1}``, ``~900`` to ``~1``."""
     counts = [int(count) for count in (match[1], match[3], match[4], match[5]) if count]
-    if max(counts, default=0) < MANY:
+    if max(counts, default=0) < MIN_REPETITIONS:
         return match[0]
     if match[4]:
         return "~1"
@@ -373,18 +380,18 @@ def _find_strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _find_strings(inner)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _find_strings(item)
 
 
-def _find_opening(text: str, closing: int) -> int | None:
-    """Find the beginning of the group that ends at ``closing``."""
+def _find_opening(text: str, end: int) -> int | None:
+    """Find the beginning of the group that ends at ``end``."""
     depth = 0
-    for at in range(closing, max(-1, closing - PIECE_CHARS), -1):
-        if text[at] in "()" and text[at - 1 : at] != "\\":
-            depth += 1 if text[at] == ")" else -1
+    for index in range(end, max(-1, end - PIECE_CHARS), -1):
+        if text[index] in "()" and text[index - 1 : index] != "\\":
+            depth += 1 if text[index] == ")" else -1
             if not depth:
-                return at
+                return index
     return None
 
 

@@ -16,7 +16,7 @@ from eaglegate.engine.vllm_backend.child_log import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-ENDED = re.compile(r"Failed core proc\(s\): {(?:.*?: -(\d+))?")
+PROCESS_END = re.compile(r"Failed core proc\(s\): {(?:.*?: -(\d+))?")
 """vLLM's report of an engine process that ended before it was ready. The signal may be unknown.
 """
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
@@ -79,20 +79,20 @@ REMEDIES = (
 """Patterns of a cause, each with what avoids it. The first match counts."""
 
 
-def explain_failure(lines: Sequence[str], error: Exception, ended_by: str) -> str:
+def explain_failure(lines: Sequence[str], error: Exception, exit_name: str) -> str:
     """Return one sentence with the cause, the last frame in vLLM's or this code, and the remedy.
 
-    ``lines`` is the log of the engine's processes; ``ended_by`` names the signal or status with
+    ``lines`` is the log of the engine's processes; ``exit_name`` names the signal or status with
     which one of them ended, if it did.
     """
     end = find_cause_line(lines)
-    has_exited = end is None and bool(ended_by or ENDED.search(str(error)))
+    has_exited = end is None and bool(exit_name or PROCESS_END.search(str(error)))
     if end is not None:
         cause, frames = read_cause(lines[end]), lines[:end]
     else:
         cause, frames = summarize_error(error), traceback.format_exception(error)
-        if ended_by and ended_by not in cause:
-            cause = f"the engine process ended by {ended_by}"
+        if exit_name and exit_name not in cause:
+            cause = f"the engine process ended by {exit_name}"
         if has_exited and (line := find_native_error(lines)):
             cause += f": {line}"
     frame = "" if has_exited else find_frame(frames)
@@ -102,8 +102,10 @@ def explain_failure(lines: Sequence[str], error: Exception, ended_by: str) -> st
 
 def find_native_error(lines: Sequence[str]) -> str:
     """Return the last error that C++ wrote to the log before it ended its process; else empty."""
-    native = [line for line in lines if not (match := PREFIX.match(line)) or not match[2]]
-    return next((line for line in reversed(redact_tail(native, 20)) if NATIVE.search(line)), "")
+    native_lines = [line for line in lines if not (match := PREFIX.match(line)) or not match[2]]
+    return next(
+        (line for line in reversed(redact_tail(native_lines, 20)) if NATIVE.search(line)), ""
+    )
 
 
 def find_frame(lines: Sequence[str]) -> str:
@@ -124,8 +126,8 @@ def _name_source(path: str) -> str:
     if match := VLLM.fullmatch(path):
         return match[1]
     source = Path(path).resolve()
-    inside = source.is_relative_to(ROOT) and "-packages/" not in path
-    return str(source.relative_to(ROOT)) if inside else ""
+    is_inside = source.is_relative_to(ROOT) and "-packages/" not in path
+    return str(source.relative_to(ROOT)) if is_inside else ""
 
 
 def find_remedy(cause: str) -> str:
@@ -136,9 +138,9 @@ def summarize_error(error: Exception) -> str:
     """Return the error as one sentence."""
     from pydantic import ValidationError
 
-    if ended := ENDED.search(str(error)):
-        by = f" by {signal.Signals(int(ended[1])).name}" if ended[1] else ""
-        return f"the engine process ended{by} while it started"
+    if match := PROCESS_END.search(str(error)):
+        cause = f" by {signal.Signals(int(match[1])).name}" if match[1] else ""
+        return f"the engine process ended{cause} while it started"
     if isinstance(error, ValidationError):
         return "; ".join(entry["msg"] for entry in error.errors())
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

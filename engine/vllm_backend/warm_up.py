@@ -44,7 +44,7 @@ class StepCosts:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._learnt: Mapping[str, object] | None = None
+        self._costs: Mapping[str, object] | None = None
         self._saved_at = -math.inf
 
     @property
@@ -54,10 +54,10 @@ class StepCosts:
 
     async def hand_over(self, steer: Steer) -> bool:
         """Give an engine the saved costs. Return False if its steps must be timed."""
-        if self._learnt is None:
+        if self._costs is None:
             return False
         try:
-            if await steer("restore_costs", self._learnt):
+            if await steer("restore_costs", self._costs):
                 return True
             log.warning("the last engine's step costs do not fit this one")
         except EngineError:
@@ -77,7 +77,7 @@ class StepCosts:
             log.warning("step costs cannot be kept for a later engine: %s", error)
             return
         if costs:
-            self._learnt = costs
+            self._costs = costs
 
 
 async def warm_up(generate: Generate, info: EngineInfo, progress: Progress) -> float:
@@ -87,48 +87,48 @@ async def warm_up(generate: Generate, info: EngineInfo, progress: Progress) -> f
     Returns the seconds per token of the last request, which drafts nothing.
     """
     loop = asyncio.get_running_loop()
-    token_s, most = 0.0, info.speculation.depth
-    for depth in range(most, -1, -1) if info.speculation.per_request else (most,):
+    token_s, max_depth = 0.0, info.speculation.depth
+    for depth in range(max_depth, -1, -1) if info.speculation.per_request else (max_depth,):
         progress(f"warming up at depth {depth}")
-        request, began = _make_warm_up_request(depth, info), loop.time()
+        request, start = _make_warm_up_request(depth, info), loop.time()
         await generate(request, NullSink())
-        token_s = (loop.time() - began) / max(1, request.sampling.max_tokens)
+        token_s = (loop.time() - start) / max(1, request.sampling.max_tokens)
     return token_s
 
 
 @dataclass(frozen=True, slots=True)
 class TimedBatch:
-    """Requests that are decoded together. Every second one drafts ``other`` tokens."""
+    """Requests that are decoded together. Every second one drafts ``other_depth`` tokens."""
 
     size: int
     depth: int
-    other: int
+    other_depth: int
 
 
-def list_batches(depth: int, most: int) -> Iterator[TimedBatch]:
-    """Yield the batches to time, of at most ``most`` requests, the most informative ones first.
+def list_batches(depth: int, max_requests: int) -> Iterator[TimedBatch]:
+    """Yield the batches to time, of at most ``max_requests``, the most informative ones first.
 
     A single request at depth 0 and at the greatest depth shows the cost of drafting. The same for
     several requests shows the cost of a request. Depths between follow a line closely. Every size
     is timed before the rest. A batch of requests with different depths separates the cost of
     verifying from that of drafting.
     """
-    sizes = sorted({min(size, most) for size in PROFILE_BATCHES})
+    sizes = sorted({min(size, max_requests) for size in PROFILE_BATCHES})
     for size in sizes:
         yield TimedBatch(size, 0, 0)
         yield TimedBatch(size, depth, depth)
     for size in sizes:
-        for between in sorted({1, (depth + 1) // 2} - {depth}):
-            yield TimedBatch(size, between, between)
+        for middle_depth in sorted({1, (depth + 1) // 2} - {depth}):
+            yield TimedBatch(size, middle_depth, middle_depth)
         if size > 1:
-            for own in sorted({1, (depth + 1) // 2, depth}):
-                yield TimedBatch(size, own, 0)
+            for mixed_depth in sorted({1, (depth + 1) // 2, depth}):
+                yield TimedBatch(size, mixed_depth, 0)
 
 
 async def time_steps(
     generate: Generate,
     info: EngineInfo,
-    most: int,
+    max_requests: int,
     progress: Progress,
     budget_s: float = TIMING_S,
     step_s: float = 0.0,
@@ -140,29 +140,29 @@ async def time_steps(
     budget, judged by the last batch, because a running step cannot be stopped.
     """
     loop = asyncio.get_running_loop()
-    end, last = loop.time() + budget_s, 1
-    for batch in list_batches(info.speculation.depth, most):
-        began = loop.time()
-        latest = end - step_s * max(1.0, batch.size / last)
-        if began >= latest:
+    end, last_size = loop.time() + budget_s, 1
+    for batch in list_batches(info.speculation.depth, max_requests):
+        start = loop.time()
+        deadline = end - step_s * max(1.0, batch.size / last_size)
+        if start >= deadline:
             return False
         progress(f"timing steps of {batch.size} requests at depth {batch.depth}")
         try:
-            async with asyncio.timeout_at(latest):
+            async with asyncio.timeout_at(deadline):
                 await _run_batch(generate, batch, info)
         except TimeoutError:
             return False
-        step_s, last = (loop.time() - began) / PROFILE_STEPS, batch.size
+        step_s, last_size = (loop.time() - start) / PROFILE_STEPS, batch.size
     return True
 
 
 async def _run_batch(generate: Generate, batch: TimedBatch, info: EngineInfo) -> None:
-    async with asyncio.TaskGroup() as running:
-        for at in range(batch.size):
-            name = f"{at}-{batch.size}-{batch.depth}-{batch.other}"
-            depth = batch.other if at % 2 else batch.depth
+    async with asyncio.TaskGroup() as group:
+        for index in range(batch.size):
+            name = f"{index}-{batch.size}-{batch.depth}-{batch.other_depth}"
+            depth = batch.other_depth if index % 2 else batch.depth
             request = _make_profile_request(name, depth, info)
-            running.create_task(generate(request, NullSink()))
+            group.create_task(generate(request, NullSink()))
 
 
 def _make_warm_up_request(depth: int, info: EngineInfo) -> EngineRequest:

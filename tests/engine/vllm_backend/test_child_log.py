@@ -49,7 +49,7 @@ def test_the_cause_is_the_first_exception_that_is_no_sequel(log: str, want: str)
 
 def test_children_are_heard_until_they_end(capfd: pytest.CaptureFixture[str]) -> None:
     """The child writes after the capture is over, as an engine does when it dies late."""
-    log = ChildLog(keep=3)
+    log = ChildLog(max_lines=3)
     code = "input(); print('one'); print('two'); raise ValueError('late')"
     with log.capture():
         child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True)
@@ -84,11 +84,11 @@ def test_last_words_are_bounded_and_hold_nothing_of_a_request():
     first, last = child_log.redact_tail(lines, 20)
     assert first == "EngineCore hit an exception."
     assert last.startswith("RuntimeError: boom")
-    assert len(last) == child_log.LONGEST
+    assert len(last) == child_log.MAX_LINE_CHARS
     assert len(child_log.redact_tail(["line"] * 900, 20)) == 20
 
 
 def test_a_cause_that_may_hold_a_part_of_a_request_is_its_type_alone():
     assert child_log.redact_cause("KeyError: 7") == "KeyError: 7"
     assert child_log.redact_cause("ValueError: bad prompt 'my secret'") == "ValueError"
-    assert len(child_log.redact_cause("ValueError: " + "x" * 900)) == child_log.LONGEST
+    assert len(child_log.redact_cause("ValueError: " + "x" * 900)) == child_log.MAX_LINE_CHARS
