@@ -359,7 +359,7 @@ class ParserFactory:
             skip_special_tokens=question.skip_special_tokens,
             custom=frozenset(policy.custom),
             sound=sound,
-            spelled=sound and spells_calls(question),
+            may_spell=sound and spells_calls(question),
             repairs=self.repairs,
         )
 

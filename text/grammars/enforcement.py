@@ -184,8 +184,8 @@ def _check_numbers(schema: Schema) -> Iterator[str]:
     step = schema.get("multipleOf")
     if step is None or not _types(schema) & {"integer", "number"}:
         return
-    bounded = len(NUMBERS & schema.keys()) > 1
-    if "number" in _types(schema) or bounded or not float(step).is_integer():
+    is_bounded = len(NUMBERS & schema.keys()) > 1
+    if "number" in _types(schema) or is_bounded or not float(step).is_integer():
         yield "multipleOf"
 
 

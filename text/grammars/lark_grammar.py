@@ -102,8 +102,8 @@ class _Reading:
         self._ignored: list[Node] = []
 
     def read(self, tree: Tree[Any]) -> None:
-        ignores = [item.children[0] for item in tree.children if item.data == "ignore"]
-        self._ignored = [_Body().node(body) for body in ignores]
+        ignored_trees = [item.children[0] for item in tree.children if item.data == "ignore"]
+        self._ignored = [_Body().node(body) for body in ignored_trees]
         for item in tree.children:
             match str(item.data):
                 case "rule" | "token":
@@ -217,10 +217,10 @@ def _parse_literal(literal: str) -> Node:
     return text(_unescape(body), ignore_case=flags == "i")
 
 
-def _range(first: str, last: str) -> Node:
-    low, high = _unescape(first[1:-1]), _unescape(last[1:-1])
+def _range(first_char: str, last_char: str) -> Node:
+    low, high = _unescape(first_char[1:-1]), _unescape(last_char[1:-1])
     if len(low) != 1 or len(high) != 1 or low > high:
-        raise BadGrammar(f"it has an invalid range {first[:16]}..{last[:16]}")
+        raise BadGrammar(f"it has an invalid range {first_char[:16]}..{last_char[:16]}")
     return chars([(ord(low), ord(high))])
 
 
@@ -318,7 +318,7 @@ def _set(items: Any, flags: int) -> Node:
     is_negated = items[0][0] is sre.NEGATE
     ranges = [
         char_range
-        for kind, value in items[is_negated:]
+        for kind, value in (items[1:] if is_negated else items)
         for char_range in _members(kind, value).ranges
     ]
     members = chars(ranges)
@@ -338,14 +338,14 @@ def _branch(value: Any, flags: int) -> Node:
 
 
 def _group(value: Any, flags: int) -> Node:
-    _, new_flags, old_flags, inner = value
-    return _sequence(inner, (flags | new_flags) & ~old_flags)
+    _, new_flags, old_flags, items = value
+    return _sequence(items, (flags | new_flags) & ~old_flags)
 
 
 def _repeat(value: Any, flags: int) -> Node:
-    minimum, maximum, inner = value
+    minimum, maximum, items = value
     return Repeat(
-        _sequence(inner, flags), minimum, None if maximum is sre.MAXREPEAT else int(maximum)
+        _sequence(items, flags), minimum, None if maximum is sre.MAXREPEAT else int(maximum)
     )
 
 

@@ -45,8 +45,8 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class Repeat:
     item: Node
-    least: int
-    most: int | None = None
+    minimum: int
+    maximum: int | None = None
     """Upper bound, or None if there is none."""
 
 
@@ -81,22 +81,22 @@ class TextGrammar:
         return "\n".join(f"{name} ::= {write.node(body)}" for name, body in bodies.items())
 
     def _matches_something(self) -> bool:
-        productive: set[str] = set()
+        productive_rules: set[str] = set()
         while True:
-            names = {name for name, body in self.rules.items() if _produces(body, productive)}
-            if names == productive:
-                return _produces(self.start, productive)
-            productive = names
+            names = {name for name, body in self.rules.items() if _produces(body, productive_rules)}
+            if names == productive_rules:
+                return _produces(self.start, productive_rules)
+            productive_rules = names
 
 
 def chars(ranges: Iterable[Range]) -> Chars:
-    merged: list[Range] = []
+    disjoint_ranges: list[Range] = []
     for low, high in sorted(_without(SURROGATES, ranges)):
-        if merged and low <= merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
+        if disjoint_ranges and low <= disjoint_ranges[-1][1] + 1:
+            disjoint_ranges[-1] = (disjoint_ranges[-1][0], max(high, disjoint_ranges[-1][1]))
         else:
-            merged.append((low, high))
-    return Chars(tuple(merged))
+            disjoint_ranges.append((low, high))
+    return Chars(tuple(disjoint_ranges))
 
 
 def other_than(char_class: Chars) -> Chars:
@@ -149,18 +149,18 @@ def _depth(node: Node) -> int:
             return 1
 
 
-def _produces(node: Node, productive: set[str]) -> bool:
+def _produces(node: Node, productive_rules: set[str]) -> bool:
     match node:
         case Chars(ranges):
             return bool(ranges)
         case Sequence(items):
-            return all(_produces(item, productive) for item in items)
+            return all(_produces(item, productive_rules) for item in items)
         case Choice(items):
-            return any(_produces(item, productive) for item in items)
-        case Repeat(item, least):
-            return least == 0 or _produces(item, productive)
+            return any(_produces(item, productive_rules) for item in items)
+        case Repeat(item, minimum):
+            return minimum == 0 or _produces(item, productive_rules)
         case Rule(name):
-            return name in productive
+            return name in productive_rules
 
 
 def _name(rule: str) -> str:
@@ -191,15 +191,15 @@ class _Writer:
                 )
             case Rule(name):
                 return _name(name)
-            case Repeat(item, least, most):
-                return f"({self.node(item)}){_times(least, most)}"
+            case Repeat(item, minimum, maximum):
+                return f"({self.node(item)}){_times(minimum, maximum)}"
             case _:
                 return f"({self.node(node)})"
 
 
 def _times(minimum: int, maximum: int | None) -> str:
-    short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((minimum, maximum))
-    return short or f"{{{minimum},{'' if maximum is None else maximum}}}"
+    operator = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((minimum, maximum))
+    return operator or f"{{{minimum},{'' if maximum is None else maximum}}}"
 
 
 def _plain(char_class: Chars) -> list[str]:
@@ -215,24 +215,24 @@ def _plain(char_class: Chars) -> list[str]:
 
 def _in_json(char_class: Chars) -> list[str]:
     """Write a character class for text in a JSON string, where some characters are escaped."""
-    bare: Iterable[Range] = char_class.ranges
-    for special in SPECIAL:
-        bare = list(_without(special, bare))
+    plain_ranges: Iterable[Range] = char_class.ranges
+    for char_range in SPECIAL:
+        plain_ranges = list(_without(char_range, plain_ranges))
     special_codes = [
         code
-        for first, last in SPECIAL
+        for special_start, special_end in SPECIAL
         for low, high in char_class.ranges
-        for code in range(max(low, first), min(high, last) + 1)
+        for code in range(max(low, special_start), min(high, special_end) + 1)
     ]
     letters = "".join(NAMED[chr(code)] for code in special_codes if chr(code) in NAMED)
     hex_codes = [code for code in special_codes if chr(code) not in NAMED]
-    out = _plain(chars(bare))
+    parts = _plain(chars(plain_ranges))
     if letters:
-        out.append(f'"\\\\" {_plain(chars((ord(letter), ord(letter)) for letter in letters))[0]}')
+        parts.append(f'"\\\\" {_plain(chars((ord(letter), ord(letter)) for letter in letters))[0]}')
     for high in sorted({code >> 4 for code in hex_codes}):
         digits = "".join(f"{code & 15:x}" for code in hex_codes if code >> 4 == high)
-        out.append(f'"\\\\u00{high}" [{digits}]')
-    return out
+        parts.append(f'"\\\\u00{high}" [{digits}]')
+    return parts
 
 
 def _code(code: int) -> str:

@@ -37,11 +37,11 @@ from eaglegate.text.parsing.vocabulary import Vocabulary
 
 def read_message(context: ParsingContext) -> Routine:
     """Read an answer to its end."""
-    read = context.tools.channels or context.reasoning.channels or _read_parts
+    routine = context.tools.channels or context.reasoning.channels or _read_parts
     try:
-        yield from read(context)
-    except Ended as ended:
-        _finish(context, ended.by_model)
+        yield from routine(context)
+    except Ended as error:
+        _finish(context, error.by_model)
 
 
 def _read_parts(context: ParsingContext) -> Routine:
@@ -58,14 +58,14 @@ def _read_rest(context: ParsingContext) -> Routine:
         yield from read_content(context)
 
 
-def _read_reasoning(context: ParsingContext, labelled: bool = False) -> Routine:
+def _read_reasoning(context: ParsingContext, is_labelled: bool = False) -> Routine:
     """Read thinking up to an end marker. A repeated start marker at its beginning is dropped."""
     out, reasoning = context.out, context.reasoning
     thinking = out.content if reasoning.inline else out.reasoning
     if reasoning.inline:
         thinking.write(reasoning.starts[0])
     out.phase = Phase.REASONING
-    out.reasoning.label = reasoning.label if labelled else ""
+    out.reasoning.label = reasoning.label if is_labelled else ""
     calls = _token_openers(context) if reasoning.forgets_end else ()
     delimiters = context.lexicon.delimiters(*reasoning.starts, *reasoning.ends, *calls)
     has_begun = False
@@ -123,7 +123,7 @@ def read_content(context: ParsingContext, *ends: str) -> Generator[Want, str, st
         if out.content.written and marker not in delimiters.tokens:
             out.content.write(marker)
         else:
-            yield from _read_reasoning(context, labelled=True)
+            yield from _read_reasoning(context, is_labelled=True)
     return marker
 
 
@@ -186,26 +186,26 @@ def make_parser(
     new_id: NewId | None = None,
     custom: Collection[str] = (),
     sound: bool = False,
-    spelled: bool = False,
+    may_spell: bool = False,
     repairs: bool = True,
 ) -> Parser:
     """Make a parser for one answer, by the names of its formats. Raises ``UnknownParser``.
 
     ``tools`` are the offered tools, as the API writes them. None means that they are not known,
     so that no call counts as unknown. The tools named in ``custom`` take plain text. Without
-    ``parallel`` only the first call is delivered. ``sound`` and ``spelled`` describe calls that a
-    grammar constrains: with ``sound`` they are valid JSON, with ``spelled`` a marker may be written
-    with any tokens. With ``repairs`` arguments are repaired where that is safe.
+    ``parallel`` only the first call is delivered. ``sound`` and ``may_spell`` describe calls that a
+    grammar constrains: with ``sound`` they are valid JSON, with ``may_spell`` any tokens may write
+    a marker. With ``repairs`` arguments are repaired where that is safe.
     """
-    lexicon = vocabulary.spelled if spelled else vocabulary.lexicon
+    lexicon = vocabulary.spelled if may_spell else vocabulary.lexicon
     names = tool_parser, reasoning_parser
     forms: AnswerForms = lexicon.remember(
         ("forms", names, skip_special_tokens),
         lambda: _fit_forms(vocabulary, lexicon, *names, skip_special_tokens),
     )
     out = Emitter(forms.fragment)
-    offered = OfferedTools(tools)
-    calls = Calls(out, offered, new_id or forms.tools.new_id, parallel, custom, repairs)
+    offered_tools = OfferedTools(tools)
+    calls = Calls(out, offered_tools, new_id or forms.tools.new_id, parallel, custom, repairs)
     output = Output(out, calls, forms.reasoning.framing, forms.trail)
     context = ParsingContext(lexicon, output, forms.tools, forms.reasoning, starts_in, sound)
     reads = tool_parser or reasoning_parser

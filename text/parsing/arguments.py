@@ -31,7 +31,7 @@ _KEY = re.compile(r"""[^\s<>"'={}]{1,256}""")
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 
 
-def as_json(text: str, allowed: frozenset[str]) -> str:
+def as_json(text: str, types: frozenset[str]) -> str:
     """Return a parameter's text as JSON, unchanged if it is JSON of an allowed type.
 
     Text that fits no allowed type becomes a string: nothing is lost, and the outcome shows it. Only
@@ -39,13 +39,13 @@ def as_json(text: str, allowed: frozenset[str]) -> str:
     """
     literal = text.strip()
     word = _WORDS.get(literal.lower(), "")
-    if word == "null" and ("null" in allowed or "string" not in allowed):
+    if word == "null" and ("null" in types or "string" not in types):
         return word
-    if word in ("true", "false") and "boolean" in allowed:
+    if word in ("true", "false") and "boolean" in types:
         return word
-    if allowed & {"integer", "number"} and (number := _number(literal, "number" in allowed)):
+    if types & {"integer", "number"} and (number := _number(literal, "number" in types)):
         return number
-    if literal[:1] in ("{", "[") and allowed & {"object", "array"}:
+    if literal[:1] in ("{", "[") and types & {"object", "array"}:
         return _container(literal) or encode_basestring(text)
     return encode_basestring(text)
 
@@ -60,16 +60,16 @@ def repeats_member(json_text: str) -> bool:
     return any(values.setdefault(key, value) != value for key, value in pairs)
 
 
-def unquote_value(text: str, allowed: frozenset[str]) -> str | None:
+def unquote_value(text: str, types: frozenset[str]) -> str | None:
     """Return a quoted value as JSON of its type; None if the quotes may be meant."""
     literal = text.strip()
-    if "string" in allowed or len(literal) < 2 or literal[0] != '"' or literal[-1] != '"':
+    if "string" in types or len(literal) < 2 or literal[0] != '"' or literal[-1] != '"':
         return None
     try:
         value = json.loads(literal)
     except (ValueError, RecursionError):
         return None
-    json_value = as_json(value, allowed) if isinstance(value, str) else '"'
+    json_value = as_json(value, types) if isinstance(value, str) else '"'
     return None if json_value.startswith('"') else json_value
 
 
@@ -189,16 +189,16 @@ class ArgumentsWriter:
     def unwrap(self, key: str, text: str) -> None:
         """Write the object in the wrapper ``key`` as the arguments, or else write a parameter."""
         object_text = _container(text.strip())
-        inner = parse_object(object_text)
-        if inner is None or not self._calls.repairing:
+        arguments = parse_object(object_text)
+        if arguments is None or not self._calls.repairing:
             self.key(key)
-            self._calls.write(as_json(text, STRING if inner is None else frozenset({"object"})))
+            self._calls.write(as_json(text, STRING if arguments is None else frozenset({"object"})))
             return
         self._calls.repair(Repair.WRAPPER)
         self._calls.keep_raw(text)
-        if inner:
+        if arguments:
             self._calls.write(object_text[:-1].rstrip())
-            self.given.update(inner)
+            self.given.update(arguments)
 
     def verbatim(self, text: str) -> None:
         """Write text outside parameters unchanged. The arguments are then not an object."""
@@ -210,9 +210,9 @@ class ArgumentsWriter:
         self._verbatim = True
         self._calls.write_json(text)
 
-    def loose(self, delimiters: Delimiters, *parameters: str, before: str = "") -> Subroutine:
+    def loose(self, delimiters: Delimiters, *parameters: str, prefix: str = "") -> Subroutine:
         """Read the text before the first of ``parameters``, or in place of all of them."""
-        parts = [before]
+        parts = [prefix]
         try:
             marker = yield Until(delimiters, parts.append)
         except Ended:
@@ -401,7 +401,7 @@ class _TextOrNull:
 _Value = _Text | _Typed | _TextOrNull | _Repeated | _Wrapped
 
 
-def _value(calls: Calls, allowed: frozenset[str]) -> _Value:
-    if allowed <= STRING:
+def _value(calls: Calls, types: frozenset[str]) -> _Value:
+    if types <= STRING:
         return _Text(calls)
-    return _TextOrNull(calls) if allowed == {"string", "null"} else _Typed(calls, allowed)
+    return _TextOrNull(calls) if types == {"string", "null"} else _Typed(calls, types)

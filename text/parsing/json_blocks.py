@@ -66,8 +66,8 @@ class JsonBlock:
         return self.opener, *self.aliases
 
     def format(self) -> ToolFormat:
-        inner = tuple(filter(None, (self.closer, *self.others)))
-        return ToolFormat(self.openers, self.calls, inner, self.framing, self.closer)
+        inner_markers = tuple(filter(None, (self.closer, *self.others)))
+        return ToolFormat(self.openers, self.calls, inner_markers, self.framing, self.closer)
 
     def calls(self, opener: str, context: ParsingContext) -> Routine:
         lexicon = context.lexicon

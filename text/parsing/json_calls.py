@@ -86,8 +86,8 @@ class JsonCalls:
         """Read objects. Text before a call is certain is collected in ``skipped_parts``."""
         has_call = self.is_shown
         while True:
-            keep = "`<" if self.tags and not has_call else "`"
-            char = yield Next(self.delimiters, skipped_parts.append, keep=keep, markup=True)
+            fence_chars = "`<" if self.tags and not has_call else "`"
+            char = yield Next(self.delimiters, skipped_parts.append, keep=fence_chars, markup=True)
             if char == "<" and self.tags and not has_call:
                 if marker := (yield from self.tags()):
                     return marker

@@ -25,27 +25,27 @@ _SIGNS = re.compile(f"[{chr(FIRST_SIGN)}-{chr(LAST_SIGN)}]")
 class Delimiters:
     """Markers that end a piece of text: some are tokens, and a pattern finds the plain-text ones.
 
-    With ``spelled``, a marker that is a token may also be written with other tokens.
+    With ``may_spell``, a marker that is a token may also be written with other tokens.
     """
 
     __slots__ = ("_beginnings", "_first", "_longest", "markers", "pattern", "tokens")
 
-    def __init__(self, markers: Iterable[str], ids: Container[str], spelled: bool) -> None:
+    def __init__(self, markers: Iterable[str], ids: Container[str], may_spell: bool) -> None:
         self.markers = frozenset(markers)
         sorted_markers = sorted(self.markers, key=len)
         self.tokens = frozenset(marker for marker in sorted_markers if marker in ids)
-        text_markers = [marker for marker in sorted_markers if spelled or marker not in ids]
+        text_markers = [marker for marker in sorted_markers if may_spell or marker not in ids]
         self.pattern = re.compile("|".join(map(re.escape, text_markers))) if text_markers else None
         self._first = tuple({marker[0] for marker in text_markers})
         """First characters of the markers that are searched for in text."""
         self._beginnings = re.compile("|".join(map(match_beginnings, text_markers)))
         self._longest = max(map(len, text_markers), default=1)
 
-    def find(self, text: str, position: int, more: bool) -> tuple[int, int, str | None]:
+    def find(self, text: str, position: int, has_more: bool) -> tuple[int, int, str | None]:
         """Find the first marker in ``text[position:]``: its beginning, its end, and the marker.
 
-        Without a marker, it is None and the beginning is that of a possible marker if there is
-        ``more`` text to come. A possible marker that begins before a complete one takes precedence,
+        Without a marker, it is None and the beginning is that of a possible marker if text is to
+        come (``has_more``). A possible marker that begins before a complete one takes precedence,
         so that the result does not depend on where the text was split.
         """
         size = len(text)
@@ -56,7 +56,7 @@ class Delimiters:
             return size, size, None
         assert self.pattern is not None
         match = self.pattern.search(text, position)
-        partial_start = self._find_held(text, position) if more else size
+        partial_start = self._find_held(text, position) if has_more else size
         if match is not None and match.start() <= partial_start:
             return match.start(), match.end(), match[0]
         return partial_start, partial_start, None
@@ -75,11 +75,11 @@ def match_beginnings(marker: str) -> str:
 
 
 class Lexicon:
-    """Cache of ``Delimiters`` for one vocabulary. For ``spelled`` see ``Delimiters``."""
+    """Cache of ``Delimiters`` for one vocabulary. For ``may_spell`` see ``Delimiters``."""
 
-    def __init__(self, ids: Container[str], spelled: bool = False) -> None:
+    def __init__(self, ids: Container[str], may_spell: bool = False) -> None:
         self._ids = ids
-        self._spelled = spelled
+        self._may_spell = may_spell
         self._made: dict[tuple[str, ...], Delimiters] = {}
         self._remembered: dict[Hashable, Any] = {}
         self._signs: dict[str, str] = {}
@@ -101,7 +101,7 @@ class Lexicon:
     def words(self, *markers: str) -> tuple[str, ...]:
         """List the forms that markers may have in a text: as signs, spelled out, or both."""
         signs = [self.sign(marker) for marker in markers if self.is_token(marker)]
-        texts = [marker for marker in markers if self._spelled or not self.is_token(marker)]
+        texts = [marker for marker in markers if self._may_spell or not self.is_token(marker)]
         return (*signs, *texts)
 
     def spell(self, text: str) -> str:
@@ -127,7 +127,7 @@ class Lexicon:
 
     def delimiters(self, *markers: str) -> Delimiters:
         if markers not in self._made:
-            self._made[markers] = Delimiters(markers, self._ids, self._spelled)
+            self._made[markers] = Delimiters(markers, self._ids, self._may_spell)
         return self._made[markers]
 
 
@@ -140,7 +140,7 @@ LONGEST_BLANK = 100
 _NAME = re.compile(r"""[^\s<>{}()\[\]"'=,:;|\ud800-\udfff]{1,128}""")
 
 
-def follows(text: str, position: int, follow: Follow | None, more: bool) -> bool | None:
+def follows(text: str, position: int, follow: Follow | None, has_more: bool) -> bool | None:
     """Return True if ``text[position:]`` continues with ``follow``; None if not known yet.
 
     A text that ends too early counts as a match at the end of the output.
@@ -153,21 +153,21 @@ def follows(text: str, position: int, follow: Follow | None, more: bool) -> bool
     if position - start > LONGEST_BLANK:
         return False
     if position == len(text):
-        return None if more else True
+        return None if has_more else True
     is_undecided = False
     for word, next_words in follow.items():  # a word may be a prefix of another
         verdict: bool | None = False
         if text.startswith(word, position):
-            verdict = follows(text, position + len(word), next_words, more)
+            verdict = follows(text, position + len(word), next_words, has_more)
         elif word == NAME and (name := _NAME.match(text, position)):
             is_cut = name.end() == len(text)
-            cut_verdict = None if more else False
-            verdict = cut_verdict if is_cut else follows(text, name.end(), next_words, more)
+            cut_verdict = None if has_more else False
+            verdict = cut_verdict if is_cut else follows(text, name.end(), next_words, has_more)
         if verdict:
             return True
         is_undecided = is_undecided or verdict is None
     is_undecided = is_undecided or (
-        more and any(word.startswith(text[position:]) for word in follow)
+        has_more and any(word.startswith(text[position:]) for word in follow)
     )
     return None if is_undecided else False
 

@@ -239,8 +239,8 @@ class Ahead:
         self.lexicon = lexicon
         self.tokens = delimiters.tokens
 
-    def take(self, text: str, more: bool) -> tuple[str | None, str]:
-        verdict = follows(text, 0, self._follow, more) if more or text.strip() else False
+    def take(self, text: str, has_more: bool) -> tuple[str | None, str]:
+        verdict = follows(text, 0, self._follow, has_more) if has_more or text.strip() else False
         if verdict is None:
             return None, text
         return self.YES if verdict else self.NO, text
@@ -272,10 +272,10 @@ class Looking:
         self._beginning = beginning
         self.tokens = tokens
 
-    def take(self, text: str, more: bool) -> tuple[str | None, str]:
+    def take(self, text: str, has_more: bool) -> tuple[str | None, str]:
         if self._whole.match(text):
             return self.YES, text
-        return (None if more and self._beginning.match(text) else self.NO), text
+        return (None if has_more and self._beginning.match(text) else self.NO), text
 
     def plain(self, text: str) -> None:
         """Do nothing: a marker token is no text to check."""
@@ -289,8 +289,8 @@ class Skipping(Looking):
 
     __slots__ = ()
 
-    def take(self, text: str, more: bool) -> tuple[str | None, str]:
-        if more and self._beginning.match(text):
+    def take(self, text: str, has_more: bool) -> tuple[str | None, str]:
+        if has_more and self._beginning.match(text):
             return None, text
         match = self._whole.match(text)
         return (self.YES, text[match.end() :]) if match else (self.NO, text)

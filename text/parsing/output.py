@@ -81,14 +81,14 @@ class Fence:
             self.line = line if _MAY_BE_FENCE.match(line) else None
 
     def _count_ticks(self, text: str) -> None:
-        blank = self.line is not None and not self.line.strip()
+        is_blank = self.line is not None and not self.line.strip()
         for match in _TICKS.finditer(text):
             if match[0][0] == "`":
-                self._begins_line = self._begins_line if self._num_ticks else blank
+                self._begins_line = self._begins_line if self._num_ticks else is_blank
                 self._num_ticks += len(match[0])
             else:
                 self._num_open, self._num_ticks = self._settle_ticks(), 0
-            blank = blank and not match[0].strip()
+            is_blank = is_blank and not match[0].strip()
 
     def _settle_ticks(self) -> int:
         """Return ``_num_open`` as it will be if no more backticks follow."""
@@ -368,8 +368,8 @@ class Calls:
 
     def _trust(self, outcome: Outcome) -> Outcome:
         """Return the outcome, or MALFORMED for an ambiguous call."""
-        keeps = not self._spoiled or outcome is Outcome.UNKNOWN_TOOL
-        return outcome if keeps else Outcome.MALFORMED
+        is_kept = not self._spoiled or outcome is Outcome.UNKNOWN_TOOL
+        return outcome if is_kept else Outcome.MALFORMED
 
     def _flush(self) -> None:
         if self._json is not None:

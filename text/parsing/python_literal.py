@@ -118,12 +118,12 @@ class Literal:
     def plain(self, text: str) -> None:
         self._sink(encode_basestring(text)[1:-1] if self._quote else text)
 
-    def take(self, text: str, more: bool) -> tuple[str | None, str]:
+    def take(self, text: str, has_more: bool) -> tuple[str | None, str]:
         out: list[str] = []
         position, size = 0, len(text)
         while position < size:
             step = self._string if self._quote else self._outside
-            end = step(text, position, more, self._first if self._open else out)
+            end = step(text, position, has_more, self._first if self._open else out)
             if self._first and not self._open:
                 out += self._first
                 self._first = []
@@ -145,7 +145,7 @@ class Literal:
         self._sink('"')
         return DONE, text[1:]
 
-    def _string(self, text: str, position: int, more: bool, out: list[str]) -> int:
+    def _string(self, text: str, position: int, has_more: bool, out: list[str]) -> int:
         if run := _RUN[self._quote].match(text, position):
             self._beside = self._beside and run[0].isspace()
             if self._inner:
@@ -153,31 +153,32 @@ class Literal:
             out.append(encode_basestring(run[0])[1:-1])
             return run.end()
         if text[position] == self._quote[0]:
-            return self._closing(text, position, more, out)
+            return self._closing(text, position, has_more, out)
         escape = _ESCAPE.match(text, position)
         is_unfinished = escape is None or (escape.end() == len(text) and escape[0][1] in _OCTAL)
-        if more and is_unfinished and len(text) - position < _LONGEST_ESCAPE:
+        if has_more and is_unfinished and len(text) - position < _LONGEST_ESCAPE:
             return position
         self._beside = False
         out.append(encode_basestring(_unescape(escape[0]) if escape else "\\")[1:-1])
         return escape.end() if escape else position + 1
 
-    def _closing(self, text: str, position: int, more: bool, out: list[str]) -> int:
+    def _closing(self, text: str, position: int, has_more: bool, out: list[str]) -> int:
         """Judge a quote: it ends the string if the text after it fits, else it is text."""
         quote = self._quote
         ends = text.startswith(quote, position)
         if ends and len(quote) == 1:
             pattern, beginning = _MEMBER if self._closers else _ARGUMENT
             ends = bool(
-                pattern.match(text, position + 1) or (not more and _LAST.match(text, position + 1))
+                pattern.match(text, position + 1)
+                or (not has_more and _LAST.match(text, position + 1))
             )
-            if not ends and more and beginning.match(text, position + 1):
+            if not ends and has_more and beginning.match(text, position + 1):
                 return position
             if not ends and self._names and not self._closers:
                 ends = _find_next_call(self._names).match(text, position + 1) is not None
-                if not ends and more and _MAY_BE_BETWEEN.match(text, position + 1):
+                if not ends and has_more and _MAY_BE_BETWEEN.match(text, position + 1):
                     return position
-        elif not ends and more and len(text) - position < len(quote):
+        elif not ends and has_more and len(text) - position < len(quote):
             return position
         self.is_doubtful |= self._beside and len(quote) == 1 and (not ends or self._is_text)
         self._beside, self._is_text = True, not ends
@@ -199,7 +200,7 @@ class Literal:
         pattern = rf"{_INNER}[^{_INNER}]{{0,80}}\b(?:{keys})(?:\W{{0,3}}|</?[\w|]{{1,40}}>)="
         return re.search(pattern, text) is not None
 
-    def _outside(self, text: str, position: int, more: bool, out: list[str]) -> int:
+    def _outside(self, text: str, position: int, has_more: bool, out: list[str]) -> int:
         char = text[position]
         if self._verbatim and not _WORD.match(char):
             self._verbatim = False
@@ -215,7 +216,7 @@ class Literal:
             self._comma = False
             out.append(", ")
         if char in "\"'":
-            return self._opening(text, position, more, out)
+            return self._opening(text, position, has_more, out)
         if char in _CLOSES:
             self._closers.append(_CLOSES[char])
             if char == "{" and not self._open:
@@ -223,11 +224,11 @@ class Literal:
             else:
                 out.append("{" if char == "{" else "[")
             return position + 1
-        return self._word(text, position, more, out)
+        return self._word(text, position, has_more, out)
 
-    def _opening(self, text: str, position: int, more: bool, out: list[str]) -> int:
+    def _opening(self, text: str, position: int, has_more: bool, out: list[str]) -> int:
         triple = text[position] * 3
-        if more and len(text) - position < 3 and triple.startswith(text[position:]):
+        if has_more and len(text) - position < 3 and triple.startswith(text[position:]):
             return position
         self._quote = triple if text.startswith(triple, position) else text[position]
         self._beside, self._is_text = True, False
@@ -252,13 +253,13 @@ class Literal:
             self._closers[-1] = _CLOSES[bracket]
             self._open = 0
 
-    def _word(self, text: str, position: int, more: bool, out: list[str]) -> int:
+    def _word(self, text: str, position: int, has_more: bool, out: list[str]) -> int:
         word = _WORD.match(text, position)
         if word is None:
             out.append(text[position])
             return position + 1
         is_long = self._verbatim or word.end() - position > _LONGEST_WORD
-        if more and not is_long and word.end() == len(text):
+        if has_more and not is_long and word.end() == len(text):
             return position
         self._verbatim = is_long and word.end() == len(text)
         out.append(word[0] if is_long else _WORDS.get(word[0]) or _number(word[0]))

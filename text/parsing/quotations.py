@@ -53,8 +53,8 @@ def read_unclosed(
 
 def is_fenced(marker: str, context: ParsingContext) -> bool:
     """Return True if a marker longer than one character opens calls inside a code fence."""
-    opens = marker in context.tools.openers and len(marker) > 1
-    return opens and context.out.content.fence.is_open
+    is_opener = marker in context.tools.openers and len(marker) > 1
+    return is_opener and context.out.content.fence.is_open
 
 
 def read_fenced(
@@ -201,14 +201,14 @@ class _FencedAnswer:
         """Text inside the fence."""
         return _LAST_LINE.sub("", self.written)
 
-    def take(self, text: str, more: bool) -> tuple[str | None, str]:
+    def take(self, text: str, has_more: bool) -> tuple[str | None, str]:
         if not self.opening:
             line = _FENCE_LINE.match(text)
             if line is None:
-                is_undecided = more and _MAY_BE_FENCE_LINE.match(text)
+                is_undecided = has_more and _MAY_BE_FENCE_LINE.match(text)
                 return (None if is_undecided else self.NO), text
-            verdict = follows(text, line.end(), self._head, more)
-            if not verdict or not more:
+            verdict = follows(text, line.end(), self._head, has_more)
+            if not verdict or not has_more:
                 return (None if verdict is None else self.NO), text
             self.opening, text = text[: line.end()], text[line.end() :]
             self._fence.write(self.opening)

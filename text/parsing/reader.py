@@ -60,10 +60,10 @@ class Want(Protocol):
         """Marker tokens that end this want. Any other marker token is text."""
         ...
 
-    def take(self, text: str, more: bool) -> tuple[str | None, str]:
+    def take(self, text: str, has_more: bool) -> tuple[str | None, str]:
         """Take from ``text``. Return what ended the want, or None, and the text left over.
 
-        With ``more``, text may be kept back until more arrives. Otherwise all must be taken.
+        With ``has_more``, text may be kept back until more arrives. Otherwise all must be taken.
         """
         ...
 
@@ -95,10 +95,10 @@ class _Taking(ABC):
     lexicon: Lexicon | None = None
 
     @abstractmethod
-    def take(self, text: str, more: bool) -> tuple[str | None, str]: ...
+    def take(self, text: str, has_more: bool) -> tuple[str | None, str]: ...
 
     def truncate(self, text: str) -> tuple[str | None, str]:
-        return self.take(text, more=False)
+        return self.take(text, has_more=False)
 
 
 def ignore(text: str) -> None:
@@ -127,11 +127,11 @@ class Until(_Taking):
         self.plain = stray or sink
         self.tokens = delimiters.tokens
 
-    def take(self, text: str, more: bool) -> tuple[str | None, str]:
+    def take(self, text: str, has_more: bool) -> tuple[str | None, str]:
         if self._wordless:
             self._sink(text)
             return None, ""
-        start, end, marker = self._find(text, 0, more)
+        start, end, marker = self._find(text, 0, has_more)
         if start:
             self._sink(text[:start])
         return marker, text[end:]
@@ -162,14 +162,14 @@ class Next(_Taking):
         self._keep = keep
         self.tokens = delimiters.tokens
 
-    def take(self, text: str, more: bool) -> tuple[str | None, str]:
+    def take(self, text: str, has_more: bool) -> tuple[str | None, str]:
         body = text.lstrip()
-        blank = len(text) - len(body)
-        if blank:
-            self._sink(text[:blank])
+        num_blank = len(text) - len(body)
+        if num_blank:
+            self._sink(text[:num_blank])
         if not body:
             return None, ""
-        start, end, marker = self._delimiters.find(body, 0, more)
+        start, end, marker = self._delimiters.find(body, 0, has_more)
         if not start:
             return marker, body[end:]
         if self._keep is None or body[0] in self._keep:
@@ -217,11 +217,11 @@ class JsonValue(_Taking):
         quoting = self._scan.in_string and not self._scan.broken
         return self._quotes.lexicon if self._quotes and quoting else None
 
-    def take(self, text: str, more: bool) -> tuple[str | None, str]:
+    def take(self, text: str, has_more: bool) -> tuple[str | None, str]:
         if self._plainly or (text.isascii() and self._scan.is_quoted(text)):
             self._sink(text)
             return None, ""
-        value_end, start, end, marker = self._end(text, more)
+        value_end, start, end, marker = self._end(text, has_more)
         if value_end:
             self._write(text[:value_end])
         if value_end < start:
@@ -231,11 +231,11 @@ class JsonValue(_Taking):
     def _write(self, text: str) -> None:
         self._sink(self._quotes.lexicon.spell(text) if self._quotes else text)
 
-    def _end(self, text: str, more: bool) -> tuple[int, int, int, str | None]:
+    def _end(self, text: str, has_more: bool) -> tuple[int, int, int, str | None]:
         scan, value_end, offset = self._scan, 0, 0
         closing = self._quotes.closing if self._quotes else {}
         while True:
-            start, end, marker = self._find(text, offset, more)
+            start, end, marker = self._find(text, offset, has_more)
             value_end = scan.feed(text, value_end, start)
             if scan.done and not self._to_marker:
                 return value_end, value_end, value_end, DONE
@@ -243,7 +243,7 @@ class JsonValue(_Taking):
                 return value_end, start, end, marker
             ends = scan.done or not scan.in_string or scan.broken
             if not ends and marker is not None and marker in closing:
-                verdict = follows(text, end, closing[marker], more)
+                verdict = follows(text, end, closing[marker], has_more)
                 if verdict is None:
                     return value_end, value_end, start, None
                 ends = verdict
@@ -278,20 +278,20 @@ class Reader:
         self._want = next(routine)
         self._held = ""
 
-    def text(self, text: str, more: bool = True) -> None:
-        """Take the text held back, then ``text``. Without ``more``, hold nothing back again."""
+    def text(self, text: str, has_more: bool = True) -> None:
+        """Take the text held back, then ``text``. Without ``has_more``, hold nothing back again."""
         if self._held:
             text = self._held + text
         while text:
             want = self._want
-            marker, text = want.take(text, more)
+            marker, text = want.take(text, has_more)
             if marker is None:
                 break
             self._want = self._routine.send(marker)
             if want.lexicon is not None:
                 self._held = ""
                 self._take_left(text, want.lexicon)
-                if not more:
+                if not has_more:
                     self._settle()
                 return
         self._held = text
@@ -317,7 +317,7 @@ class Reader:
 
     def _settle(self) -> None:
         if self._held:
-            self.text("", more=False)
+            self.text("", has_more=False)
 
     def _truncate(self) -> None:
         want, buffer = self._want, self._held

@@ -233,8 +233,8 @@ def close_objects(schema: Any, root: Any = None, is_alone: bool = True, depth: i
             is_map = name in _SCHEMA_MAPS
             copy[name] = _close_each(part, is_map, top, False, depth)
     if is_alone and _is_closed(schema, top, is_root=root is None):
-        composed = any(name in schema for name in _COMPOSED)
-        copy["unevaluatedProperties" if composed else "additionalProperties"] = False
+        is_composed = any(name in schema for name in _COMPOSED)
+        copy["unevaluatedProperties" if is_composed else "additionalProperties"] = False
     return copy
 
 

@@ -95,13 +95,13 @@ class Tagged:
         self._spell = lexicon.spell
         self.tokens: frozenset[str] = frozenset()
 
-    def take(self, text: str, more: bool) -> tuple[str | None, str]:
+    def take(self, text: str, has_more: bool) -> tuple[str | None, str]:
         closing, offset = self._closing, 0
         while True:
-            start, end, tag = self._delimiters.find(text, offset, more)
+            start, end, tag = self._delimiters.find(text, offset, has_more)
             if tag is None:
                 return self._write(text, start)
-            verdict = follows(text, end, self._words[tag], more)
+            verdict = follows(text, end, self._words[tag], has_more)
             if verdict is None:
                 return self._write(text, start)
             if verdict and tag in closing.nests:
@@ -118,7 +118,7 @@ class Tagged:
 
     def truncate(self, text: str) -> tuple[str | None, str]:
         """Take text kept back at a cut: an unconfirmed closing tag, or a part of one."""
-        start, end, tag = self._delimiters.find(text, 0, more=False)
+        start, end, tag = self._delimiters.find(text, 0, has_more=False)
         if tag is None or tag in self._closing.nests or self._depth:
             return None, ""
         return self._name_end(tag), self._rest(text, start, end, tag)
@@ -221,16 +221,16 @@ class CallValue(Tagged):
         self._seen = False
         """True if the value contains text that looks like its own closing tag."""
 
-    def take(self, text: str, more: bool) -> Taken:
+    def take(self, text: str, has_more: bool) -> Taken:
         self._text, self._look = text, 0
         while True:
             text = self._text
-            start, end, tag = self._delimiters.find(text, self._look, more)
-            verdict = follows(text, end, self._words[tag], more) if tag else None
+            start, end, tag = self._delimiters.find(text, self._look, has_more)
+            verdict = follows(text, end, self._words[tag], has_more) if tag else None
             if tag is None or verdict is None:
-                return self._leave(start, more)
+                return self._leave(start, has_more)
             self._look = end
-            result = self._take_tag(start, tag, verdict, more)
+            result = self._take_tag(start, tag, verdict, has_more)
             if result is not None:
                 return result
 
@@ -240,7 +240,7 @@ class CallValue(Tagged):
         if buffer and buffer.has_end and (result := self._settle(is_cut=True)):
             return result
         is_open = buffer is not None and (buffer.depth > 0 or buffer.has_end)
-        start, _, tag = self._delimiters.find(text, 0, more=True)
+        start, _, tag = self._delimiters.find(text, 0, has_more=True)
         if tag == self._closing.call and not is_open:
             start = len(text)
         self._release(start)
@@ -248,7 +248,7 @@ class CallValue(Tagged):
             return None, ""
         return super().truncate(text[start:])
 
-    def _take_tag(self, start: int, tag: str, verdict: bool, more: bool) -> Taken | None:
+    def _take_tag(self, start: int, tag: str, verdict: bool, has_more: bool) -> Taken | None:
         closing = self._closing
         if tag in closing.nests:
             if verdict and not self._depth:
@@ -260,26 +260,26 @@ class CallValue(Tagged):
             if verdict:
                 self._open_call(start)
         elif tag in closing.call_ends:
-            return self._end_call(start, tag, verdict, more)
+            return self._end_call(start, tag, verdict, has_more)
         elif tag in closing.forced:
             has_end = self._held is not None and (self._held.has_end or self._held.closed)
             return self._end_value(start, tag) if verdict and not has_end else None
         elif tag in closing.pairs:
-            return self._take_closing(start, tag, verdict, more)
+            return self._take_closing(start, tag, verdict, has_more)
         elif verdict and not (self._held and self._held.depth):
             return self._take_next(start, tag)
         return None
 
-    def _take_closing(self, start: int, tag: str, verdict: bool, more: bool) -> Taken | None:
+    def _take_closing(self, start: int, tag: str, verdict: bool, has_more: bool) -> Taken | None:
         """Take a closing tag of the value's own kind."""
         buffer, text, end = self._held, self._text, self._look
         if buffer and buffer.depth:
             if verdict and not buffer.has_end and not buffer.fallback:
                 buffer.fallback = buffer.size + start, tag
             return None
-        if follows(text, end, self._closing.pairs[tag], more):
+        if follows(text, end, self._closing.pairs[tag], has_more):
             return self._end_value(start, tag)
-        if verdict and follows(text, end, self._closing.nexts[tag], more):
+        if verdict and follows(text, end, self._closing.nexts[tag], has_more):
             return self._take_next(start, tag)
         if verdict:
             return self._end_value(start, tag)
@@ -298,8 +298,8 @@ class CallValue(Tagged):
     def _opens_line(self, start: int) -> bool:
         """Return True if an offered tool's call opens at the beginning of a line."""
         match, names = _NAME.match(self._text, self._look), self._calls.names
-        offered = not names or (match is not None and match[1] in names)
-        return offered and (self._text[start - 1 : start] or self._last) == "\n"
+        is_offered = not names or (match is not None and match[1] in names)
+        return is_offered and (self._text[start - 1 : start] or self._last) == "\n"
 
     def _end_value(self, start: int, tag: str) -> Taken | None:
         """End the value and its call, if the rest of the output confirms it."""
@@ -310,7 +310,7 @@ class CallValue(Tagged):
         buffer.has_end = True
         return None
 
-    def _end_call(self, start: int, tag: str, verdict: bool, more: bool) -> Taken | None:
+    def _end_call(self, start: int, tag: str, verdict: bool, has_more: bool) -> Taken | None:
         buffer, closing = self._held, self._closing
         if buffer is None or not buffer.depth:
             if verdict and (tag in closing.implied or tag in closing.forced):
@@ -322,7 +322,7 @@ class CallValue(Tagged):
             return None
         if not verdict and not buffer.closed:
             self._release(self._look)
-        elif verdict and not buffer.closed and not self._goes_on(more):
+        elif verdict and not buffer.closed and not self._goes_on(has_more):
             buffer.closed = buffer.fallback or (buffer.size + start, tag)
         return None
 
@@ -331,10 +331,10 @@ class CallValue(Tagged):
         if self._held is not None and self._held.has_end:
             self._held.marks.append((kind, self._held.size + start, ""))
 
-    def _goes_on(self, more: bool) -> bool:
+    def _goes_on(self, has_more: bool) -> bool:
         """Return True if another call follows."""
         text = self._text[self._look :]
-        return bool(text.strip() and follows(text, 0, {self._closing.call: None}, more))
+        return bool(text.strip() and follows(text, 0, {self._closing.call: None}, has_more))
 
     def _position(self, start: int) -> int:
         return start + (self._held.size if self._held else 0)
@@ -362,7 +362,7 @@ class CallValue(Tagged):
         self._text, self._look = self._text[end:], 0
         self._held = None
 
-    def _leave(self, start: int, more: bool) -> Taken:
+    def _leave(self, start: int, has_more: bool) -> Taken:
         """Write the text up to ``start``, or hold it back except for its last character."""
         text = self._text
         if self._held is None:
@@ -370,7 +370,7 @@ class CallValue(Tagged):
                 self._last = text[start - 1]
                 self._sink(self._spell(text[:start]))
             return None, text[start:]
-        if more:
+        if has_more:
             end = min(start, len(text) - 1)
             self._held.parts.append(text[:end])
             self._held.size += end

@@ -412,7 +412,7 @@ class _Call:
         is_doubled = head.startswith(tags.parameter) and (
             head.removeprefix(tags.parameter).lstrip("\"'").startswith(name)
         )
-        is_broken = is_broken or is_doubled or has_own_tags(text, *own_tags, closed=is_closed)
+        is_broken = is_broken or is_doubled or has_own_tags(text, *own_tags, is_closed=is_closed)
         if is_broken or _ATTRIBUTE.match(text) or self._swallows_end(text):
             self._context.calls.spoil()
         return marker

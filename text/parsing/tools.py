@@ -91,14 +91,14 @@ class ToolSchema:
     @cached_property
     def parameters(self) -> Mapping[str, Any]:
         """Schema of the parameters, translated to JSON Schema's keywords unless it is too large."""
-        read = modernise(normalise(self._given)) if self._size.is_compilable else self._given
-        return read if isinstance(read, dict) else {}
+        schema = modernise(normalise(self._given)) if self._size.is_compilable else self._given
+        return schema if isinstance(schema, dict) else {}
 
     @cached_property
     def _closed(self) -> dict[str, Any]:
         """Schema that arguments are checked against."""
-        closed: dict[str, Any] = close_objects(dict(self.parameters))
-        return closed
+        schema: dict[str, Any] = close_objects(dict(self.parameters))
+        return schema
 
     @cached_property
     def properties(self) -> Mapping[str, Any]:

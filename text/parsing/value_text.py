@@ -9,19 +9,19 @@ from eaglegate.text.parsing.markers import FRAGMENT
 from eaglegate.text.parsing.reader import TextSink
 
 
-def has_own_tags(text: str, opening: str, end: str, closed: bool) -> bool:
+def has_own_tags(text: str, opening: str, end: str, is_closed: bool) -> bool:
     """Return True if a value's ``text`` contains tags of its own format by accident.
 
-    Values may quote tags. But a closing tag is not a quotation if no other tag ``closed`` the
-    value, or if the value ends with it and nothing in the value opened it. ``opening`` is the
-    beginning of an opening tag.
+    Values may quote tags. But a closing tag is not a quotation if no other tag closed the value
+    (``is_closed``), or if the value ends with it and nothing in the value opened it. ``opening``
+    is the beginning of an opening tag.
     """
-    if not closed and (FRAGMENT in text or text[-1:].isspace()):
+    if not is_closed and (FRAGMENT in text or text[-1:].isspace()):
         return True
     if end not in text:
         return FRAGMENT in text and _CUT_TAG.search(text) is not None
     at_end = text.rstrip().endswith(end) and text.count(end) > text.count(opening)
-    return not closed or at_end or holds_next(text, opening, end)
+    return not is_closed or at_end or holds_next(text, opening, end)
 
 
 def holds_next(text: str, opening: str, end: str) -> bool:
@@ -30,11 +30,15 @@ def holds_next(text: str, opening: str, end: str) -> bool:
     Then its ``text`` has a closing tag that closes nothing, and shortly after it an opening tag
     that nothing closes. A complete element that a value quotes is opened first.
     """
-    last = text.rfind(opening)
-    last_end = text.rfind(end, 0, max(0, last))
-    if last_end < 0 or end in text[last:] or last - last_end - len(end) > _LONGEST_GAP:
+    last_opening = text.rfind(opening)
+    last_end = text.rfind(end, 0, max(0, last_opening))
+    if (
+        last_end < 0
+        or end in text[last_opening:]
+        or last_opening - last_end - len(end) > _LONGEST_GAP
+    ):
         return False
-    return text.count(end, 0, last) > text.count(opening, 0, last_end)
+    return text.count(end, 0, last_opening) > text.count(opening, 0, last_end)
 
 
 _LONGEST_GAP = 100

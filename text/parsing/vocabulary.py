@@ -81,7 +81,7 @@ class Vocabulary:
         self.size = max([size, *(token_id + 1 for token_id in self.added)])
         """Smallest id after all tokens."""
         self.lexicon = Lexicon(self.ids)
-        self.spelled = Lexicon(self.ids, spelled=True)
+        self.spelled = Lexicon(self.ids, may_spell=True)
         self._skip_space = skip_space
         self._structures: dict[Hashable, Mapping[int, str | None]] = {}
 

@@ -81,8 +81,8 @@ class ModelFiles:
 
     @property
     def max_model_len(self) -> int | None:
-        longest = self._text_config.get("max_position_embeddings")
-        return int(longest) if longest else None
+        max_positions = self._text_config.get("max_position_embeddings")
+        return int(max_positions) if max_positions else None
 
     @property
     def default_sampling(self) -> dict[str, float]:
@@ -214,10 +214,10 @@ class TemplateRenderer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._encoder = TextEncoder(self._tokenizer)
-        self._special = self._find_special_text()
+        self._special_text = self._find_special_text()
         self._parse_special = parse_special
         self._writer = TemplateRunner()
-        self._named = files.special_tokens
+        self._special_tokens = files.special_tokens
         self._info = files.tokenizer_info
         template = None if chat_template is None else read_template(chat_template)
         self._plain = _compile(template or files.chat_template(with_tools=False))
@@ -253,14 +253,14 @@ class TemplateRenderer:
         is_default = chat_template is None
         marked_input = MarkedInput(messages, tools, chat_template_kwargs or {})
         if not self._parse_special:
-            marked_input = self._special.mark(
+            marked_input = self._special_text.mark(
                 marked_input.messages, marked_input.tools, marked_input.kwargs
             )
         template_input = TemplateInput(
             chat_template or (template.source if template else ""),
             marked_input.messages,
             marked_input.tools,
-            self._named,
+            self._special_tokens,
             marked_input.kwargs,
             add_generation_prompt,
             continue_final_message,
@@ -279,7 +279,7 @@ class TemplateRenderer:
     def spells_special_tokens(self, text: str, token_ids: Sequence[int]) -> bool:
         """Return True if tokenizing ``text`` again gives special tokens that the ids lack."""
         added_tokens = self._tokenizer.get_added_tokens_decoder()
-        return self._special.count(text) > sum(1 for id in token_ids if id in added_tokens)
+        return self._special_text.count(text) > sum(1 for id in token_ids if id in added_tokens)
 
     def _find_special_text(self) -> SpecialText:
         added_tokens = self._tokenizer.get_added_tokens_decoder().values()

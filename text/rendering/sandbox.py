@@ -58,7 +58,7 @@ class TemplateInput:
     source: str
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None
-    named: Mapping[str, Any]
+    special_tokens: Mapping[str, Any]
     kwargs: Mapping[str, Any]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -66,8 +66,10 @@ class TemplateInput:
     @property
     def is_usual(self) -> bool:
         """True if every renderer of Hugging Face's templates gives the same prompt."""
-        usual = self.messages and not self.continue_final_message and "documents" not in self.kwargs
-        return bool(usual) and all(map(_is_usual, self.messages))
+        is_usual = (
+            self.messages and not self.continue_final_message and "documents" not in self.kwargs
+        )
+        return bool(is_usual) and all(map(_is_usual, self.messages))
 
     @property
     def num_bytes(self) -> int:
@@ -82,11 +84,11 @@ class TemplateInput:
         """Write the prompt. Raises ValueError if the template raises."""
         if self.continue_final_message and self.add_generation_prompt:
             raise ValueError("continuing the final message leaves no place for a new one")
-        messages = template.arrange(self.messages, self.named)
+        messages = template.arrange(self.messages, self.special_tokens)
         talk = convert_messages(messages, in_parts=template.content_in_parts)
         if not template.knows_developer:
             talk = merge_developer(talk)
-        variables = {**self.named, **filter_variables(self.kwargs, template.variables)}
+        variables = {**self.special_tokens, **filter_variables(self.kwargs, template.variables)}
         if self.continue_final_message:
             return template.render_open(talk, self.tools, variables)
         return template.render(

@@ -58,24 +58,24 @@ class SpecialText:
     """Finder of the texts of a tokenizer's special tokens. Thread-safe."""
 
     def __init__(
-        self, special: Iterable[str], other: Iterable[str] = (), splits: bool = True
+        self, special_tokens: Iterable[str], other_tokens: Iterable[str] = (), splits: bool = True
     ) -> None:
-        special = [token for token in special if len(token) > 1]
-        tokens = [*special, *(token for token in other if len(token) > 1)]
+        special_tokens = [token for token in special_tokens if len(token) > 1]
+        tokens = [*special_tokens, *(token for token in other_tokens if len(token) > 1)]
         self._longest = max(map(len, tokens), default=0)
         self._firsts = {token[0] for token in tokens}
         self._in_json = not any(map(ESCAPED.search, tokens))
         """True if JSON writes the tokens without escapes."""
-        self._special = _compile(special)
+        self._special = _compile(special_tokens)
         self._every = _compile(tokens)
         self.splits = splits
         """True if parts tokenized separately decode to the original text."""
 
     @classmethod
-    def of(cls, added: Iterable[Any], encode: Encode, decode: Decode) -> SpecialText:
-        """Make a finder for ``added``, the tokenizer's added tokens."""
+    def of(cls, added_tokens: Iterable[Any], encode: Encode, decode: Decode) -> SpecialText:
+        """Make a finder for the tokenizer's added tokens."""
         kinds: dict[bool, list[str]] = {True: [], False: []}
-        for token in added:
+        for token in added_tokens:
             kinds[bool(token.special)].append(token.content)
         return cls(kinds[True], kinds[False], _keeps_text(encode, decode))
 

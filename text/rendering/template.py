@@ -61,11 +61,12 @@ def merge_developer(messages: Sequence[TemplateMessage]) -> list[TemplateMessage
 
 
 def merge_refused(
-    messages: Sequence[Mapping[str, Any]], accepted: Collection[str]
+    messages: Sequence[Mapping[str, Any]], accepted_roles: Collection[str]
 ) -> list[Mapping[str, Any]]:
-    """Merge instructions after the first message into it, unless their role is in ``accepted``."""
+    """Merge instructions after the first message into it, unless their role is in
+    ``accepted_roles``."""
     late_instructions = [
-        m for m in messages[1:] if m["role"] in INSTRUCTIONS and m["role"] not in accepted
+        m for m in messages[1:] if m["role"] in INSTRUCTIONS and m["role"] not in accepted_roles
     ]
     if not late_instructions:
         return list(messages)
@@ -73,7 +74,8 @@ def merge_refused(
     head = messages[0] if has_head else {"role": "system", "content": ""}
     texts = [_join_text(message.get("content") or "") for message in (head, *late_instructions)]
     late_ids = set(map(id, late_instructions))
-    other_messages = [m for m in messages[has_head:] if id(m) not in late_ids]
+    tail = messages[1:] if has_head else messages
+    other_messages = [m for m in tail if id(m) not in late_ids]
     return [{**head, "content": "\n\n".join(text for text in texts if text)}, *other_messages]
 
 
@@ -105,11 +107,11 @@ def _convert_message(message: Mapping[str, Any], in_parts: bool) -> TemplateMess
 
 
 def _convert_content(role: str, content: Any, in_parts: bool) -> str | list[dict[str, Any]]:
-    billed = role == "system"
-    if isinstance(content, str) and not (in_parts or billed):
+    needs_parts = role == "system"
+    if isinstance(content, str) and not (in_parts or needs_parts):
         return content
     parts = _convert_parts(content)
-    if billed:
+    if needs_parts:
         texts = ((part, strip_billing(part["text"])) for part in parts)
         parts = [{**part, "text": text} for part, text in texts if text or not part["text"]]
     if role == "tool" and in_parts:
@@ -186,8 +188,8 @@ def filter_variables(variables: Mapping[str, Any] | None, names: Iterable[str]) 
     """Return the variables that a request may set, among ``names``, which the template reads."""
     if not variables:
         return {}
-    readable = frozenset(names) - RESERVED - GLOBALS
-    return {name: value for name, value in variables.items() if name in readable}
+    readable_names = frozenset(names) - RESERVED - GLOBALS
+    return {name: value for name, value in variables.items() if name in readable_names}
 
 
 class GenerationTag(Extension):

@@ -42,22 +42,25 @@ def _may_grow(node: nodes.Expr) -> bool:
     return False
 
 
-def check_product(operator: str, left: Any, right: Any) -> None:
+def check_product(operator: str, left_operand: Any, right_operand: Any) -> None:
     """Raise OverflowError if the result would be a huge number or text."""
     if operator == "%":
-        too_large = isinstance(left, str) and WIDTH.search(left) is not None
+        too_large = isinstance(left_operand, str) and WIDTH.search(left_operand) is not None
     elif operator == "**":
-        too_large = _count_bits(left) * abs(right if isinstance(right, int) else 1) > MAX_BITS
+        too_large = (
+            _count_bits(left_operand) * abs(right_operand if isinstance(right_operand, int) else 1)
+            > MAX_BITS
+        )
     else:
-        too_large = _measure_product(left, right)
+        too_large = _measure_product(left_operand, right_operand)
     if too_large:
         raise OverflowError(f"the result of {operator!r} would be too large")
 
 
-def _measure_product(left: Any, right: Any) -> bool:
-    if isinstance(left, int) and isinstance(right, int):
-        return _count_bits(left) + _count_bits(right) > MAX_BITS
-    for sequence, times in ((left, right), (right, left)):
+def _measure_product(left_operand: Any, right_operand: Any) -> bool:
+    if isinstance(left_operand, int) and isinstance(right_operand, int):
+        return _count_bits(left_operand) + _count_bits(right_operand) > MAX_BITS
+    for sequence, times in ((left_operand, right_operand), (right_operand, left_operand)):
         if isinstance(sequence, str | list | tuple) and isinstance(times, int):
             return len(sequence) * times > MAX_ITEMS
     return False

@@ -14,16 +14,16 @@ def find(text: str, *, more: bool) -> tuple[int, int, str | None]:
 @pytest.mark.parametrize("size", range(1, len("</think>")))
 def test_every_beginning_of_a_marker_waits_and_nothing_else(size):
     begun = "</think>"[:size]
-    assert find(f"text {begun}", more=True) == (5, 5, None)
+    assert find(f"text {begun}", has_more=True) == (5, 5, None)
     whole = len(f"text {begun}")
-    assert find(f"text {begun}", more=False) == (whole, whole, None)
-    assert find(f"text {begun}.", more=True) == (whole + 1, whole + 1, None)
+    assert find(f"text {begun}", has_more=False) == (whole, whole, None)
+    assert find(f"text {begun}.", has_more=True) == (whole + 1, whole + 1, None)
 
 
 @pytest.mark.parametrize("more", [True, False])
 def test_a_marker_is_found_from_its_first_to_its_last_character(more):
-    assert find("</think>", more=more) == (0, 8, "</think>")
-    assert find("a</think><", more=more) == (1, 9, "</think>")
+    assert find("</think>", has_more=more) == (0, 8, "</think>")
+    assert find("a</think><", has_more=more) == (1, 9, "</think>")
 
 
 def test_a_beginning_before_a_whole_marker_goes_first():

@@ -152,8 +152,8 @@ class _Outside:
         self._members = members
         self.tokens = delimiters.tokens
 
-    def take(self, text: str, more: bool) -> tuple[str | None, str]:
-        start, end, marker = self._delimiters.find(text, 0, more)
+    def take(self, text: str, has_more: bool) -> tuple[str | None, str]:
+        start, end, marker = self._delimiters.find(text, 0, has_more)
         num_chars = self._members.take(text[:start])
         if self._members.ended:
             return DONE, text[num_chars:]
@@ -297,9 +297,9 @@ class Members:
     def _set_word(self, text: str) -> None:
         self._word = [encode_basestring(text)]
 
-    def _write_typed(self, text: str, allowed: frozenset[str]) -> None:
+    def _write_typed(self, text: str, types: frozenset[str]) -> None:
         """Write a string as another type, because the schema allows no string."""
-        json_text = as_json(text, allowed)
+        json_text = as_json(text, types)
         if not json_text.startswith('"'):
             self._calls.repair(Repair.QUOTED_VALUE)
             self._calls.keep_raw(text)

@@ -134,8 +134,8 @@ class _Stray(Skipping):
         super().__init__(_STRAY, _STRAY, tokens)
         self._sink = sink
 
-    def take(self, text: str, more: bool) -> tuple[str | None, str]:
-        verdict, remainder = super().take(text, more)
+    def take(self, text: str, has_more: bool) -> tuple[str | None, str]:
+        verdict, remainder = super().take(text, has_more)
         if verdict == self.YES:
             self._sink(text)
         return verdict, remainder

@@ -71,11 +71,11 @@ class KeyValues:
 
     def format(self) -> ToolFormat:
         openers = tuple(filter(None, (self.section, self.call)))
-        inner = tuple(tag for tag in astuple(self) if tag and tag not in openers)
+        inner_markers = tuple(tag for tag in astuple(self) if tag and tag not in openers)
         ends = self.call_end, self.section_end
-        parts = tuple(tag for tag in inner if tag not in ends)
+        parts = tuple(tag for tag in inner_markers if tag not in ends)
         closer = self.section_end or self.call_end
-        return ToolFormat(openers, self._read, inner, parts=parts, closer=closer)
+        return ToolFormat(openers, self._read, inner_markers, parts=parts, closer=closer)
 
     def suffixed(self, suffix: str) -> KeyValues:
         return KeyValues(*(f"{tag[:-1]}{suffix}>" if tag else "" for tag in astuple(self)))
@@ -164,7 +164,7 @@ class KeyValues:
         """Read keys and values. ``inline`` precedes the first key, which ``first`` may be."""
         delimiters = context.lexicon.delimiters(self.key, *self.outer)
         if not first and marker not in (self.key, *self.outer):
-            marker = yield from arguments.loose(delimiters, self.key, before=inline)
+            marker = yield from arguments.loose(delimiters, self.key, prefix=inline)
         elif not first and marker != self.key:
             arguments.inline(inline)
         while marker not in self.outer:
@@ -207,7 +207,7 @@ class KeyValues:
         Models omit or repeat tokens. Of two keys the second counts, and text between a key and the
         end of its value is the value.
         """
-        delimiters, keys, kind, loose = (
+        delimiters, keys, kind_parts, loose_parts = (
             context.lexicon.delimiters,
             [first],
             list[str](),
@@ -223,8 +223,10 @@ class KeyValues:
         kinds = tuple(filter(None, (self.kind, self.kind_end)))
         ends = delimiters(*tags, self.value_end, self.key, *kinds, *self.outer)
         while marker in (self.key_end, *kinds) and marker:
-            marker = yield Until(ends, kind.append if marker == self.kind else loose.append)
-        return "".join(keys).strip(), "".join(kind), "".join(loose), marker
+            marker = yield Until(
+                ends, kind_parts.append if marker == self.kind else loose_parts.append
+            )
+        return "".join(keys).strip(), "".join(kind_parts), "".join(loose_parts), marker
 
     def _closing(self, context: ParsingContext) -> Closing:
         key = self, context.sound
@@ -238,8 +240,8 @@ class KeyValues:
         # Models omit the token before a call's first key.
         head = context.follow(None, *markers)
         if self.key_end:
-            loose = context.follow(None, self.key_end)
-            head |= {**loose, NAME: loose}
+            value_head = context.follow(None, self.key_end)
+            head |= {**value_head, NAME: value_head}
         calls = context.follow({NAME: head}, self.call)
         section_end = context.follow({}, self.section_end) if self.section_end else {}
         ends = context.follow(None, self.call_end)
@@ -248,16 +250,16 @@ class KeyValues:
         words = context.follow({**key, **ends, **calls, **section_end}, self.value_end)
         if context.sound:
             return Closing(words)
-        opening, implied, forced = (
+        opening, key_words, call_ends = (
             lexicon.words(tag) for tag in (self.call, self.key, self.call_end)
         )
         return Closing(
             {**words, **key, **context.follow({**calls, **section_end}, self.call_end), **calls},
-            implied,
-            forced,
+            key_words,
+            call_ends,
             call=opening[0],
-            call_ends=forced,
-            parameter=implied[0],
+            call_ends=call_ends,
+            parameter=key_words[0],
             pairs=dict.fromkeys(words, ends),
             nexts=dict.fromkeys(words, key),
             frame=lexicon.words(*filter(None, (self.call_end, self.section, self.section_end))),

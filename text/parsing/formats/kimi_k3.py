@@ -56,8 +56,8 @@ class _Header:
         self._parts = parts
         self.tokens = delimiters.tokens
 
-    def take(self, text: str, more: bool) -> tuple[str | None, str]:
-        start, end, marker = self._delimiters.find(text, 0, more)
+    def take(self, text: str, has_more: bool) -> tuple[str | None, str]:
+        start, end, marker = self._delimiters.find(text, 0, has_more)
         self._parts.append(text[:start])
         if not _HEADER_BEGINS.fullmatch("".join(self._parts)):
             return TEXT, text[start:]
@@ -240,29 +240,29 @@ def _read_body(name: str, sink: TextSink, context: ParsingContext) -> Generator[
 def _find_closing(name: str, context: ParsingContext) -> Closing:
     """Return the closing tag of an element in which nothing is quoted."""
     ends = {close + name: context.follow(None, SEP) for close in context.lexicon.words(CLOSE)}
-    implied = context.lexicon.words(OPEN)
+    openers = context.lexicon.words(OPEN)
     siblings = ("tools",) if name == "response" else ("tools", "response")
     next_words: Follow = dict.fromkeys(siblings, context.follow(None, SEP))
-    return Closing({**ends, **dict.fromkeys(implied, next_words)}, implied)
+    return Closing({**ends, **dict.fromkeys(openers, next_words)}, openers)
 
 
 def _find_value_closing(name: str, context: ParsingContext) -> Closing:
     """Return the tags that may end a value, which may quote tags."""
-    open_, close = (context.lexicon.words(marker)[0] for marker in (OPEN, CLOSE))
-    end, call, call_end = f"{close}{name}", f"{open_}call tool=", f"{close}call"
+    opening, closing = (context.lexicon.words(marker)[0] for marker in (OPEN, CLOSE))
+    end, call, call_end = f"{closing}{name}", f"{opening}call tool=", f"{closing}call"
     tag: Follow = {NAME: None}
-    ends = context.follow({close: {"call": None}}, SEP)
-    nexts = context.follow({open_: tag, close: tag, "call": context.follow(None, SEP)}, SEP)
+    ends = context.follow({closing: {"call": None}}, SEP)
+    nexts = context.follow({opening: tag, closing: tag, "call": context.follow(None, SEP)}, SEP)
     sep = context.lexicon.words(SEP)
     return Closing(
         {end: nexts, call_end: context.follow(_after_call(context), SEP), call: None},
         forced=(call_end,),
         call=call,
         call_ends=(call_end,),
-        parameter=f"{open_}argument",
+        parameter=f"{opening}argument",
         pairs={end: ends},
         nexts={end: nexts},
-        frame=(*sep, call_end, f"{close}tools", f"{open_}tools"),
+        frame=(*sep, call_end, f"{closing}tools", f"{opening}tools"),
     )
 
 

@@ -117,15 +117,15 @@ class Elements:
         """Read one call. Return the tag that ended it, or DONE for its own closing tag."""
         context.calls.begin(name)
         with ArgumentsWriter(context.calls) as arguments:
-            loose: list[str] = []
-            tag = yield from self._tag(context, loose.append)
+            loose_parts: list[str] = []
+            tag = yield from self._tag(context, loose_parts.append)
             while tag not in ("</invoke", "</tool_call") and not _INVOKE.fullmatch(tag):
                 if tag.startswith("</"):
-                    _take_unopened(tag.removeprefix("</"), "".join(loose), arguments, context)
+                    _take_unopened(tag.removeprefix("</"), "".join(loose_parts), arguments, context)
                 else:
                     yield from self._parameter(tag.removeprefix("<"), arguments, context)
-                loose.clear()
-                tag = yield from self._tag(context, loose.append)
+                loose_parts.clear()
+                tag = yield from self._tag(context, loose_parts.append)
         context.calls.close(is_fragile=tag != "</invoke")
         return DONE if tag == "</invoke" else tag
 

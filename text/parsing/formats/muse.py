@@ -63,8 +63,10 @@ class Recipients:
     dropped: frozenset[str] = frozenset()
 
     def tools(self) -> ToolFormat:
-        inner = (*MARKERS, *_TAGS.format().markers)
-        return ToolFormat((), no_calls, inner, framing="", channels=self.read, opening=_OPENING)
+        inner_markers = (*MARKERS, *_TAGS.format().markers)
+        return ToolFormat(
+            (), no_calls, inner_markers, framing="", channels=self.read, opening=_OPENING
+        )
 
     def reasoning(self) -> ReasoningFormat:
         return ReasoningFormat(

@@ -55,9 +55,9 @@ class Pythonic:
 
     def format(self) -> ToolFormat:
         openers = (self.start, "[") if self.anywhere else (self.start,)
-        leads = () if self.anywhere or not self.bracketed else ("[",)
+        lead_chars = () if self.anywhere or not self.bracketed else ("[",)
         head = _fenced_head if self.bracketed else None
-        return ToolFormat(openers, self._calls, (self.end,), leads=leads, head=head)
+        return ToolFormat(openers, self._calls, (self.end,), leads=lead_chars, head=head)
 
     def _calls(self, opener: str, context: ParsingContext) -> Routine:
         delimiters = context.lexicon.delimiters(self.start, self.end)
