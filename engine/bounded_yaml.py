@@ -89,15 +89,15 @@ def _locate(mark: yaml.Mark) -> str:
 
 def _check_size(root: yaml.Node) -> None:
     """Raise InvalidYaml if the document is too deep or too large once its aliases are expanded."""
-    num_nodes, pending = 0, [(root, 1)]
-    while pending:
-        node, depth = pending.pop()
+    num_nodes, stack = 0, [(root, 1)]
+    while stack:
+        node, depth = stack.pop()
         num_nodes += 1
         if depth > MAX_DEPTH:
             raise InvalidYaml(TOO_DEEP)
         if num_nodes > MAX_NODES:
             raise InvalidYaml(f"it has more than {MAX_NODES} values, aliases included")
         if isinstance(node, yaml.MappingNode):
-            pending += [(child, depth + 1) for pair in node.value for child in pair]
+            stack += [(child, depth + 1) for pair in node.value for child in pair]
         elif isinstance(node, yaml.SequenceNode):
-            pending += [(child, depth + 1) for child in node.value]
+            stack += [(child, depth + 1) for child in node.value]

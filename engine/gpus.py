@@ -95,6 +95,6 @@ def _read_rows(output: str) -> Iterator[GpuDevice]:
         if line.count(", ") != 4:
             continue
         uuid, name, *sizes, parts = line.split(", ")
-        total, free = (int(size) * MIB if size.isdigit() else None for size in sizes)
-        gpu = GpuDevice(name, total, free, uuid)
+        total_bytes, free_bytes = (int(size) * MIB if size.isdigit() else None for size in sizes)
+        gpu = GpuDevice(name, total_bytes, free_bytes, uuid)
         yield replace(gpu, memory=None, free=None) if parts == "Enabled" else gpu

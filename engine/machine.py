@@ -59,16 +59,16 @@ def detect_platform() -> str:
 
 def read_free_memory() -> int:
     """Return MemAvailable, or the memory left to the control group if that is less."""
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    num_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for line in read_text("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
+            num_bytes = int(line.split()[1]) * 1024
     limit, usage = (
         read_text(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current")
     )
     if limit.isdigit() and usage.isdigit():
-        available = min(available, int(limit) - int(usage))
-    return available
+        num_bytes = min(num_bytes, int(limit) - int(usage))
+    return num_bytes
 
 
 def count_oom_kills() -> int:

@@ -45,10 +45,10 @@ def pack_depth(depth: int, reason: DepthReason | None) -> int:
     return depth | code << DEPTH_BITS
 
 
-def unpack_depth(packed: int) -> tuple[int, DepthReason | None]:
+def unpack_depth(packed_depth: int) -> tuple[int, DepthReason | None]:
     """Return the depth and the reason that ``pack_depth`` packed."""
-    code = packed >> DEPTH_BITS
-    return packed & (1 << DEPTH_BITS) - 1, REASONS[code - 1] if code else None
+    code = packed_depth >> DEPTH_BITS
+    return packed_depth & (1 << DEPTH_BITS) - 1, REASONS[code - 1] if code else None
 
 
 def build_sampling_fields(request: EngineRequest) -> dict[str, Any]:
@@ -126,5 +126,5 @@ def is_reasoning_ended(constraint: Constraint | None) -> bool | None:
 def select_top(entries: Iterable[TokenLogprob], top: int) -> tuple[TokenLogprob, ...]:
     """Select the ``top`` most likely tokens, by rank. vLLM may add the chosen token, in any
     order."""
-    ranked = sorted(entries, key=lambda entry: entry.rank or 0)
-    return tuple(entry for entry in ranked if (entry.rank or 0) <= top)
+    ranked_entries = sorted(entries, key=lambda entry: entry.rank or 0)
+    return tuple(entry for entry in ranked_entries if (entry.rank or 0) <= top)

@@ -86,5 +86,5 @@ class SupervisionObserver(RecoveryObserver):
     def record_draft_death(self, method: str, depth: int) -> None:
         self._facts.publish(DraftCrashed(self._name, method, depth))
 
-    def record_draft_hold(self, hold: DraftHold, *, held: bool) -> None:
-        self._facts.publish(DepthHeld(self._name, hold, held))
+    def record_draft_hold(self, hold: DraftHold, *, is_held: bool) -> None:
+        self._facts.publish(DepthHeld(self._name, hold, is_held))

@@ -174,8 +174,8 @@ class DraftCrashed(Struct, frozen=True):
 
 
 class DepthHeld(Struct, frozen=True):
-    """A depth is held because it killed engines, or released if ``held`` is False."""
+    """A depth is held because it killed engines, or released if ``is_held`` is False."""
 
     engine: str
     hold: DraftHold
-    held: bool
+    is_held: bool

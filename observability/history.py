@@ -176,7 +176,7 @@ class DayHistory(MetricGroup):
         self._add_event("engine started", fact.engine, detail)
 
     def _add_hold(self, fact: DepthHeld) -> None:
-        name = "draft depth held off" if fact.held else "draft depth released"
+        name = "draft depth held off" if fact.is_held else "draft depth released"
         self._add_event(name, fact.engine, f"{fact.hold.method}, depth {fact.hold.depth}")
 
     def _add_swap(self, fact: DraftSwapped) -> None:

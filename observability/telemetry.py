@@ -227,7 +227,7 @@ class Telemetry:
             sequence.interruptions.append((self.clock(), fact.outcome))
 
     def _keep_hold(self, fact: DepthHeld) -> None:
-        (self.draft_holds.append if fact.held else self.draft_holds.remove)(fact.hold)
+        (self.draft_holds.append if fact.is_held else self.draft_holds.remove)(fact.hold)
 
     def watch_engine(self, name: str, engine: Engine) -> None:
         """Read the unclaimed steps and the planner of ``engine``, if it has them."""

@@ -207,22 +207,22 @@ class Fleet(EnginePool):
 
     @asynccontextmanager
     async def submit(self, inflight: InFlightRequest) -> AsyncIterator[WorkerSlot]:
-        async with AsyncExitStack() as inside:
+        async with AsyncExitStack() as stack:
             while True:
                 worker, assignment = await self._assign(inflight)
-                inside.callback(self._release, worker, assignment)
+                stack.callback(self._release, worker, assignment)
                 rank = {"strikes": inflight.strikes, "submissions": inflight.submissions}
-                pending = await inside.enter_async_context(worker.isolation.admit(**rank))
+                pending_start = await stack.enter_async_context(worker.isolation.admit(**rank))
                 if worker.is_serving and (session := worker.session) is not None:
                     break
-                await inside.aclose()  # lost while the request waited for isolation
-            inside.enter_context(session.use())
-            yield WorkerSlot(session, inflight, pending, self, worker, assignment)
+                await stack.aclose()  # lost while the request waited for isolation
+            stack.enter_context(session.use())
+            yield WorkerSlot(session, inflight, pending_start, self, worker, assignment)
 
     def find_alternatives(self, inflight: InFlightRequest) -> list[Worker]:
         """Return the serving workers that the request need not avoid."""
-        serving = (worker for worker in self.workers.values() if worker.is_serving)
-        return [worker for worker in serving if worker.session not in inflight.avoided]
+        workers = (worker for worker in self.workers.values() if worker.is_serving)
+        return [worker for worker in workers if worker.session not in inflight.avoided]
 
     def _sessions(self) -> list[EngineSession]:
         sessions = (worker.session for worker in self.workers.values())
@@ -232,15 +232,15 @@ class Fleet(EnginePool):
         """Wait for a worker and assign the request to it. Raises EngineDead."""
         if self._info is None:
             raise EngineDead("Not started yet.")
-        since = now() if inflight.waiting_since is None else inflight.waiting_since
+        start_time = now() if inflight.waiting_since is None else inflight.waiting_since
         try:
-            async with asyncio.timeout_at(since + self.timeouts.wait_s):
-                while not (able := self.find_alternatives(inflight)):
+            async with asyncio.timeout_at(start_time + self.timeouts.wait_s):
+                while not (alternatives := self.find_alternatives(inflight)):
                     await self._wait(inflight)
         except TimeoutError:
             reason = self._explain_no_worker()
             raise EngineDead(f"No worker came back in time. {reason}") from None
-        request, names = inflight.request, [worker.name for worker in able]
+        request, names = inflight.request, [worker.name for worker in alternatives]
         among = self.reservations.select(names, request.arm)
         assignment = self._balancer.assign(request, among)
         worker = self.workers[assignment.name]
@@ -313,7 +313,7 @@ class Fleet(EnginePool):
         for worker in [w for w in self.workers.values() if w.draining and w.is_idle]:
             log.info("worker %s removed", worker.name)
             del self.workers[worker.name]
-            self.reservations.held.discard(worker.name)
+            self.reservations.held_names.discard(worker.name)
             self._balancer.remove_worker(worker.name)
             self._run(worker.aclose())
 
@@ -348,7 +348,7 @@ class Fleet(EnginePool):
 
     def _describe(self, worker: Worker) -> WorkerStatus:
         counts, state = worker.counts, worker.state
-        if state is WorkerState.SERVING and worker.name in self.reservations.held:
+        if state is WorkerState.SERVING and worker.name in self.reservations.held_names:
             state = WorkerState.HELD
         return WorkerStatus(
             name=worker.name,
@@ -376,10 +376,10 @@ def check_compatible(info: EngineInfo, fleet_info: EngineInfo) -> None:
 
     Raises IncompatibleWorker.
     """
-    for what in ("model", "vocab_size", "reports_decode_steps", "accounts_at_end"):
-        worker_value, fleet_value = getattr(info, what), getattr(fleet_info, what)
+    for name in ("model", "vocab_size", "reports_decode_steps", "accounts_at_end"):
+        worker_value, fleet_value = getattr(info, name), getattr(fleet_info, name)
         if worker_value != fleet_value:
-            raise IncompatibleWorker(f"its {what} is {worker_value}, the others' is {fleet_value}")
+            raise IncompatibleWorker(f"its {name} is {worker_value}, the others' is {fleet_value}")
     if info.max_model_len < fleet_info.max_model_len:
         raise IncompatibleWorker(
             f"its max_model_len is {info.max_model_len}, less than the others' "

@@ -98,11 +98,11 @@ def hash_blocks(
 
     Prompts with different salts share nothing, as in the workers' caches.
     """
-    raw = array("I", prompt[: block * max_blocks])
+    token_array = array("I", prompt[: block * max_blocks])
     digest = blake2b((salt or "").encode(), digest_size=8)
     names = []
-    for end in range(block, len(raw) + 1, block):
-        digest.update(raw[end - block : end])
+    for end in range(block, len(token_array) + 1, block):
+        digest.update(token_array[end - block : end])
         names.append(digest.digest())
     return names
 
@@ -143,7 +143,7 @@ class RoutingCandidate:
     name: str
     load: float
     """Tokens that the worker still has to process."""
-    known: int = 0
+    known_blocks: int = 0
     """Leading blocks of the prompt that the worker knows."""
 
 
@@ -176,8 +176,8 @@ def compute_bound(loads: Sequence[float], cost: float, settings: RoutingSettings
 
 def choose_least_loaded(candidates: Sequence[RoutingCandidate], tie: bytes) -> RoutingCandidate:
     """Return the candidate with the least load; ``tie`` decides between equals."""
-    lightest = min(candidate.load for candidate in candidates)
-    equals = [candidate for candidate in candidates if candidate.load == lightest]
+    min_load = min(candidate.load for candidate in candidates)
+    equals = [candidate for candidate in candidates if candidate.load == min_load]
     return _order(equals, tie)[0]
 
 
@@ -189,8 +189,8 @@ def order_candidates(
         return RoutingReason.SESSION, _order(candidates, _digest(request.session))
     assert request.key is not None
     order = _order(candidates, request.key)
-    if any(candidate.known for candidate in order):
-        return RoutingReason.PREFIX, sorted(order, key=lambda c: (-c.known, c.load))
+    if any(candidate.known_blocks for candidate in order):
+        return RoutingReason.PREFIX, sorted(order, key=lambda c: (-c.known_blocks, c.load))
     return RoutingReason.HASH, order
 
 
@@ -238,16 +238,18 @@ class WorkerReservations:
 
     candidate: str | None = None
     """The worker that gets only the requests of the candidate arm."""
-    held: set[str] = field(default_factory=set)
+    held_names: set[str] = field(default_factory=set)
     """Workers that get no requests."""
 
     def select(self, names: Sequence[str], arm: Arm | None) -> list[str]:
         """Select the workers that a request may go to, or all of ``names`` if none is left."""
-        free = [name for name in names if name not in self.held]
+        free_names = [name for name in names if name not in self.held_names]
         if self.candidate is None:
-            return free or list(names)
-        arm_names = [name for name in free if (name == self.candidate) is (arm is Arm.CANDIDATE)]
-        return arm_names or free or list(names)
+            return free_names or list(names)
+        arm_names = [
+            name for name in free_names if (name == self.candidate) is (arm is Arm.CANDIDATE)
+        ]
+        return arm_names or free_names or list(names)
 
 
 class LoadBalancer:
@@ -288,7 +290,7 @@ class LoadBalancer:
         routing_request = RoutingRequest(request.id.encode()[-64:], cost, request.affinity, key)
         worker, reason = choose_worker(candidates, routing_request, settings)
         self._memories[worker.name].add(names)
-        cached_tokens = min(worker.known * settings.block, len(request.prompt))
+        cached_tokens = min(worker.known_blocks * settings.block, len(request.prompt))
         prefill = len(request.prompt) - cached_tokens
         charge = self._loads[worker.name].add_charge(prefill, output, settings.output_weight)
         return Assignment(worker.name, reason, charge, cached_tokens)

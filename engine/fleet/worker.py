@@ -309,16 +309,16 @@ class Worker:
         inspection."""
         if self.inspect is None:
             return
-        joins, previous = self._inspection is None, self._inspection
-        if previous is not None:
-            previous.cancel()
+        joins, previous_inspection = self._inspection is None, self._inspection
+        if previous_inspection is not None:
+            previous_inspection.cancel()
         self._inspection = asyncio.create_task(self._record_findings(self.inspect(engine, info)))
         if joins:
             await asyncio.shield(self._inspection)
 
-    async def _record_findings(self, inspecting: Awaitable[Sequence[WorkerFinding]]) -> None:
+    async def _record_findings(self, findings: Awaitable[Sequence[WorkerFinding]]) -> None:
         try:
-            self.findings = tuple(await inspecting)
+            self.findings = tuple(await findings)
         except Exception:
             log.exception("inspection of worker %s failed; it serves anyway", self.name)
         for finding in self.findings:

@@ -57,13 +57,13 @@ def check_vllm_installed(scene: PreflightContext) -> Iterator[str]:
 
 
 def check_model(scene: PreflightContext) -> Iterator[str]:
-    if scene.found.problem:
+    if scene.files.problem:
         hint = explain_missing_target(scene.plan.model, scene.plan.speculative_config)
-        yield f"the model cannot be read: {scene.found.problem}{hint}"
-    elif not scene.found.downloaded and scene.plan.load_format != "dummy":
-        why = scene.hub()
-        if why:
-            yield format_missing(f"the model {scene.plan.model}", why)
+        yield f"the model cannot be read: {scene.files.problem}{hint}"
+    elif not scene.files.downloaded and scene.plan.load_format != "dummy":
+        reason = scene.hub()
+        if reason:
+            yield format_missing(f"the model {scene.plan.model}", reason)
 
 
 def is_absent(name: str | None) -> bool:
@@ -75,8 +75,8 @@ def is_absent(name: str | None) -> bool:
         return False
 
 
-def format_missing(what: str, why: str) -> str:
-    return f"{what} is not on this machine and cannot be downloaded: {why}"
+def format_missing(name: str, reason: str) -> str:
+    return f"{name} is not on this machine and cannot be downloaded: {reason}"
 
 
 def check_draft(scene: PreflightContext) -> Iterator[str]:
@@ -87,22 +87,22 @@ def check_draft(scene: PreflightContext) -> Iterator[str]:
         suffix = f" (`eaglegate check` shows {len(other_problems)} more)" if other_problems else ""
         yield f"the draft cannot work: {problem}{suffix}"
     if not scene.draft.inspected and not scene.draft.errors and is_absent(scene.draft.draft):
-        why = scene.hub()
-        if why:
-            yield format_missing(f"the draft {scene.draft.draft}", why)
+        reason = scene.hub()
+        if reason:
+            yield format_missing(f"the draft {scene.draft.draft}", reason)
 
 
 def check_adapters(scene: PreflightContext) -> Iterator[str]:
-    target_checkpoint = scene.found.checkpoint
-    packed = scene.plan.quantization or get_stored_scheme(scene.found)
-    base = {} if target_checkpoint is None or packed else target_checkpoint.tensors
+    target_checkpoint = scene.files.checkpoint
+    is_packed = scene.plan.quantization or get_stored_scheme(scene.files)
+    base = {} if target_checkpoint is None or is_packed else target_checkpoint.tensors
     for name, folder in scene.plan.adapters.items():
         problems = inspect_adapter(Path(folder), scene.plan.max_lora_rank, base)
         yield from (f"the adapter {name} cannot be loaded: {problem}" for problem in problems)
 
 
 def check_tokenizer(scene: PreflightContext) -> Iterator[str]:
-    path = scene.found.path if scene.found.downloaded else None
+    path = scene.files.path if scene.files.downloaded else None
     if path is None or scene.plan.tokenizer not in (None, scene.plan.model):
         return
     if not any((path / name).exists() for name in TOKENIZERS):
@@ -110,7 +110,7 @@ def check_tokenizer(scene: PreflightContext) -> Iterator[str]:
 
 
 def check_sampling_defaults(scene: PreflightContext) -> Iterator[str]:
-    path = scene.found.path if scene.found.downloaded else None
+    path = scene.files.path if scene.files.downloaded else None
     if path is None or scene.plan.generation_config != "auto":
         return
     if (file := path / "generation_config.json").is_file():
@@ -122,20 +122,20 @@ def check_sampling_defaults(scene: PreflightContext) -> Iterator[str]:
 
 def check_length(scene: PreflightContext) -> Iterator[str]:
     max_model_len = scene.plan.max_model_len
-    max_positions = scene.found.target.max_positions if scene.found.target else None
+    max_positions = scene.files.target.max_positions if scene.files.target else None
     if max_model_len is not None and max_positions is not None and max_model_len > max_positions:
         yield f"max_model_len is {max_model_len}, the model supports {max_positions}"
 
 
 def check_head_division(scene: PreflightContext) -> Iterator[str]:
-    size, target = scene.plan.tensor_parallel_size, scene.found.target
+    size, target = scene.plan.tensor_parallel_size, scene.files.target
     heads = target.config.get("num_attention_heads") if target else None
     if isinstance(heads, int) and heads % size:
         yield f"the model's {heads} attention heads do not divide over {size} ranks"
 
 
 def check_recurrent_target(scene: PreflightContext) -> Iterator[str]:
-    target = scene.found.target
+    target = scene.files.target
     drafts = scene.plan.speculative_config and scene.machine.platform == "cpu"
     if drafts and target is not None and is_recurrent(target.config):
         yield RECURRENT_ON_CPU
@@ -148,7 +148,7 @@ def check_attention_backend(scene: PreflightContext) -> Iterator[str]:
 
 
 def check_cpu_scheme(scene: PreflightContext) -> Iterator[str]:
-    scheme = f"{scene.plan.quantization or ''} {get_stored_scheme(scene.found) or ''}".lower()
+    scheme = f"{scene.plan.quantization or ''} {get_stored_scheme(scene.files) or ''}".lower()
     if scene.machine.platform == "cpu" and any(word in scheme for word in GPU_ONLY):
         yield f"the quantization scheme {scheme.strip()} needs a GPU"
 
@@ -162,12 +162,12 @@ def check_other_nodes(scene: PreflightContext) -> Iterator[str]:
 
 
 def check_inspected(scene: PreflightContext) -> Iterator[str]:
-    if scene.found.unread:
-        yield f"the model's files were not inspected: {scene.found.unread}"
+    if scene.files.unread:
+        yield f"the model's files were not inspected: {scene.files.unread}"
 
 
 def check_download(scene: PreflightContext) -> Iterator[str]:
-    if not scene.found.downloaded and scene.hub() is None:
+    if not scene.files.downloaded and scene.hub() is None:
         yield f"{scene.plan.model} is not on this machine; serve would download it"
 
 
@@ -244,9 +244,9 @@ def check_config(config: Mapping[str, Any], max_rank: int) -> Iterator[str]:
             yield f"its rank r is {rank!r}, not a positive integer"
         elif rank > max_rank:
             yield f"its rank is {rank}, more than --max-lora-rank {max_rank}: raise it"
-    for name, what in UNSUPPORTED.items():
+    for name, feature in UNSUPPORTED.items():
         if config.get(name):
-            yield f"it has {name}, and vLLM does not support {what}"
+            yield f"it has {name}, and vLLM does not support {feature}"
     if modules := config.get("modules_to_save"):
         names = ", ".join(map(str, modules))
         yield f"it replaces whole modules ({names}), which vLLM does not load"

@@ -180,7 +180,7 @@ class PreflightContext:
 
     plan: EnginePlan
     machine: Machine
-    found: LocalCheckpoint
+    files: LocalCheckpoint
     draft: SpeculationReport | None
     draft_checkpoint: Checkpoint | None
     hub: Callable[[], str | None]
@@ -198,22 +198,22 @@ def make_context(
 def find_checkpoint(plan: EnginePlan) -> LocalCheckpoint:
     try:
         path = locate(plan.model, plan.revision)
-        raw = overlay_config(read_config(path), plan.hf_overrides)
+        config = overlay_config(read_config(path), plan.hf_overrides)
     except NotDownloaded:
         return LocalCheckpoint()
     except NotInspectable as reason:
         return LocalCheckpoint(unread=str(reason))
     except InvalidCheckpoint as fault:
         return LocalCheckpoint(problem=f"{fault.found}; {fault.advice}")
-    target = read_target(raw, str(path))
+    target = read_target(config, str(path))
     try:
-        return LocalCheckpoint(path, target, raw, open_model(plan.model, plan.revision))
+        return LocalCheckpoint(path, target, config, open_model(plan.model, plan.revision))
     except NotDownloaded:
-        return LocalCheckpoint(path, target, raw)
+        return LocalCheckpoint(path, target, config)
     except InvalidCheckpoint as fault:
         dummy = plan.load_format == "dummy"
         return LocalCheckpoint(
-            path, target, raw, problem=None if dummy else f"{fault.found}; {fault.advice}"
+            path, target, config, problem=None if dummy else f"{fault.found}; {fault.advice}"
         )
 
 
@@ -250,7 +250,7 @@ def find_draft(plan: EnginePlan) -> Checkpoint | None:
 
 
 def list_facts(scene: PreflightContext) -> Iterator[tuple[str, str]]:
-    plan, local, machine = scene.plan, scene.found, scene.machine
+    plan, local, machine = scene.plan, scene.files, scene.machine
     yield "model", plan.model
     yield "where", str(local.path.resolve()) if local.path else "not on this machine"
     names = local.raw.get("architectures")
@@ -291,7 +291,7 @@ def describe_prefix_cache(scene: PreflightContext) -> str:
     plan = scene.plan
     if not plan.prefix_caching:
         return "off"
-    target = scene.found.target.config if scene.found.target else {}
+    target = scene.files.target.config if scene.files.target else {}
     size = plan.block_size or DEFAULT_BLOCKS.get(scene.machine.platform)
     method = None if scene.draft is None else scene.draft.facts.get("method for vLLM")
     cost = find_prefix_cost(plan.speculative_config, target, size, method, plan.kv_connector)

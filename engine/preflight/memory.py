@@ -63,8 +63,8 @@ def check_known_gpus(scene: PreflightContext) -> Iterator[str]:
     gpus = take_gpus(scene)
     if gpus is None:
         yield "nvidia-smi does not answer: the number of GPUs and their memory were not checked"
-    elif unknown := sum(gpu.free is None for gpu in gpus):
-        yield f"the free memory of {unknown} of {len(gpus)} GPUs is unknown and was not checked"
+    elif num_unknown := sum(gpu.free is None for gpu in gpus):
+        yield f"the free memory of {num_unknown} of {len(gpus)} GPUs is unknown and was not checked"
 
 
 def find_gpus(scene: PreflightContext) -> tuple[GpuDevice, ...] | None:
@@ -86,7 +86,7 @@ def take_gpus(scene: PreflightContext) -> tuple[GpuDevice, ...] | None:
 
 def check_memory(scene: PreflightContext) -> Iterator[str]:
     plan, machine = scene.plan, scene.machine
-    if scene.found.checkpoint is None or not scene.found.checkpoint.num_bytes:
+    if scene.files.checkpoint is None or not scene.files.checkpoint.num_bytes:
         return
     if machine.platform == "cpu":
         need = plan.data_parallel_size * (measure_all(scene) + (plan.kv_cache_bytes or 0))
@@ -111,10 +111,10 @@ def _check_shares(gpus: Sequence[GpuDevice], share: float) -> Iterator[str]:
         if gpu.free is None or gpu.memory is None:
             continue
         if gpu.free < LEAST_VISIBLE * share * gpu.memory:
-            fit = int(90 * gpu.free / gpu.memory) / 100
+            max_share = int(90 * gpu.free / gpu.memory) / 100
             yield (
                 f"vLLM takes {share:.0%} of a {gpu.name}, {format_bytes(share * gpu.memory)}, and "
-                f"{format_bytes(gpu.free)} are free: try --gpu-memory-utilization {fit:.2f}"
+                f"{format_bytes(gpu.free)} are free: try --gpu-memory-utilization {max_share:.2f}"
             )
             return
 
@@ -133,7 +133,7 @@ def get_room(gpu: GpuDevice, plan: EnginePlan) -> float | None:
 
 def measure_all(scene: PreflightContext) -> float:
     """Return the bytes of the weights of target and draft, unsplit."""
-    pair = (scene.found.checkpoint, scene.draft_checkpoint)
+    pair = (scene.files.checkpoint, scene.draft_checkpoint)
     return sum(size for source in pair for _, size in measure_tensors(scene, source))
 
 
@@ -145,10 +145,10 @@ def measure_rank(scene: PreflightContext) -> float:
     """
     plan = scene.plan
     tensor, stages = plan.tensor_parallel_size, plan.pipeline_parallel_size
-    everywhere = tensor * plan.prefill_context_parallel_size * plan.data_parallel_size
+    num_ranks = tensor * plan.prefill_context_parallel_size * plan.data_parallel_size
     target = sum(
-        size / (everywhere if EXPERTS in name else tensor)
-        for name, size in measure_tensors(scene, scene.found.checkpoint)
+        size / (num_ranks if EXPERTS in name else tensor)
+        for name, size in measure_tensors(scene, scene.files.checkpoint)
     )
     on_gpu = target / stages * (1 - plan.offloaded_layers) - plan.cpu_offload_gib * GIB
     draft = sum(size for _, size in measure_tensors(scene, scene.draft_checkpoint))
@@ -163,7 +163,7 @@ def measure_tensors(
 
     A checkpoint that is already quantized is loaded unchanged.
     """
-    is_quantized = get_stored_scheme(scene.found) is not None
+    is_quantized = get_stored_scheme(scene.files) is not None
     for name, tensor in checkpoint.tensors.items() if checkpoint else ():
         if is_quantized or tensor.dtype not in FLOATS:
             yield name, tensor.num_bytes

@@ -117,11 +117,11 @@ class WorkerConnection:
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], limits: ReplyLimits
     ) -> Any:
         """Fetch an answer that is not streamed. Raises EngineError."""
-        until = _now() + self._access.first_token_s
+        deadline = _now() + self._access.first_token_s
         request = self._describe(body, headers)
-        async with self._send(path, body, headers, until, request) as response:
-            async with asyncio.timeout_at(until):
-                answer = await self._read_body(response, limits.whole)
+        async with self._send(path, body, headers, deadline, request) as response:
+            async with asyncio.timeout_at(deadline):
+                answer = await self._read_body(response, limits.reply)
         return read_json(answer, "the answer")
 
     async def stream(
@@ -132,12 +132,12 @@ class WorkerConnection:
         Closing the generator closes the connection, which aborts the request in the worker.
         """
         payloads, frames, is_done = SseDecoder(limits.event), 0, False
-        until = _now() + self._access.first_token_s
+        deadline = _now() + self._access.first_token_s
         request = self._describe(body, headers)
-        async with self._send(path, body, headers, until, request) as response:
+        async with self._send(path, body, headers, deadline, request) as response:
             _check_type(response)
             async with aclosing(_iter_body(response)) as pieces:
-                while (piece := await _next_piece(pieces, until)) is not None:
+                while (piece := await _next_piece(pieces, deadline)) is not None:
                     for data in payloads.feed(piece):
                         frames += 1
                         if is_done or frames > limits.frames:
@@ -148,7 +148,7 @@ class WorkerConnection:
                             is_done = True
                         else:
                             yield await self._parse_event(data, request)
-                        until = _now() + (END_S if is_done else self._access.idle_s)
+                        deadline = _now() + (END_S if is_done else self._access.idle_s)
 
     @asynccontextmanager
     async def _send(
@@ -156,14 +156,14 @@ class WorkerConnection:
         path: str,
         body: Mapping[str, Any],
         headers: Mapping[str, str],
-        until: float,
+        deadline: float,
         asked_request: AskedRequest,
     ) -> AsyncIterator[httpx.Response]:
         """Send a request and yield the response with status 200. Raises EngineError."""
         content, headers = orjson.dumps(body), _build_headers(body) | dict(headers)
         request = self._client.build_request("POST", path, content=content, headers=headers)
         with self._map_errors("stopped answering"):
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout_at(deadline):
                 response = await self._client.send(request, stream=True)
             try:
                 if response.status_code != httpx.codes.OK:
@@ -173,7 +173,7 @@ class WorkerConnection:
                 await response.aclose()
 
     @contextmanager
-    def _map_errors(self, silent: str) -> Iterator[None]:
+    def _map_errors(self, problem: str) -> Iterator[None]:
         """Map every error inside to an EngineError that names the worker."""
         try:
             yield
@@ -182,7 +182,7 @@ class WorkerConnection:
         except EngineError:
             raise
         except TimeoutError:
-            raise EngineDead(f"{self.upstream} {silent}.") from None
+            raise EngineDead(f"{self.upstream} {problem}.") from None
         except Exception as error:
             raise self._map_exception(error) from error
 
@@ -200,8 +200,8 @@ class WorkerConnection:
     def _describe(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> AskedRequest:
         request_id = body.get("request_id") or headers.get(REQUEST_ID, "")
         sampling = body.get("sampling_params", body)
-        structured = bool(sampling.get("structured_outputs") or body.get("response_format"))
-        return AskedRequest(str(self.upstream), request_id, structured)
+        is_structured = bool(sampling.get("structured_outputs") or body.get("response_format"))
+        return AskedRequest(str(self.upstream), request_id, is_structured)
 
     async def _parse_event(self, data: bytes, request: AskedRequest) -> Any:
         payload = read_json(data, "an event of the stream")
@@ -252,12 +252,12 @@ class WorkerConnection:
         return kind(f"{self.upstream} cannot be reached: {reason}")
 
 
-async def _next_piece(pieces: AsyncIterator[bytes], until: float) -> bytes | None:
+async def _next_piece(pieces: AsyncIterator[bytes], deadline: float) -> bytes | None:
     """Return the next piece, or None at the end. Raises TimeoutError, even if no piece has to be
     awaited."""
-    if _now() >= until:
+    if _now() >= deadline:
         raise TimeoutError
-    async with asyncio.timeout_at(until):
+    async with asyncio.timeout_at(deadline):
         return await anext(pieces, None)
 
 

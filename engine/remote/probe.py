@@ -75,15 +75,15 @@ class SpeculationAccount:
         depth = read_integer(metrics.get("num_spec_tokens"), "num_spec_tokens", 0, MOST_DEPTH)
         if metrics.get("per_step_drafted") is None or metrics.get("per_step_accepted") is None:
             return cls(depth, _read_histogram(metrics, depth, max_tokens))
-        drafted = read_integers(
+        draft_counts = read_integers(
             metrics["per_step_drafted"], "per_step_drafted", 0, depth + 1, max_tokens
         )
-        accepted = read_integers(
+        accepted_counts = read_integers(
             metrics["per_step_accepted"], "per_step_accepted", 0, depth + 1, max_tokens
         )
-        if len(drafted) != len(accepted) or any(map(lt, drafted, accepted)):
+        if len(draft_counts) != len(accepted_counts) or any(map(lt, draft_counts, accepted_counts)):
             raise WorkerProtocolError("per_step_accepted does not fit per_step_drafted")
-        return cls(depth, tuple(zip(drafted, accepted, strict=True)))
+        return cls(depth, tuple(zip(draft_counts, accepted_counts, strict=True)))
 
 
 def _read_histogram(
@@ -105,10 +105,10 @@ def _read_histogram(
     return tuple(_spread_drafts(lengths, depth, num_drafted - sum(lengths)))
 
 
-def _spread_drafts(lengths: Sequence[int], depth: int, rejected: int) -> Iterator[VerifiedStep]:
+def _spread_drafts(lengths: Sequence[int], depth: int, num_rejected: int) -> Iterator[VerifiedStep]:
     for length in lengths:
-        share = max(0, min(depth - length, rejected))
-        rejected -= share
+        share = max(0, min(depth - length, num_rejected))
+        num_rejected -= share
         yield length + share, length
 
 
@@ -292,11 +292,17 @@ async def probe_speculation(connection: WorkerConnection, model: LocalModel) -> 
     account = await _generate(connection, model, None)
     if account is None:
         metrics = await connection.ask("/metrics")
-        active = SPECULATES.search(metrics.text) is not None
-        return WorkerSpeculation(active=active, reported=not active, depth=None if active else 0)
+        is_active = SPECULATES.search(metrics.text) is not None
+        return WorkerSpeculation(
+            active=is_active, reported=not is_active, depth=None if is_active else 0
+        )
     plain_account = await _generate(connection, model, 0)
-    honours = plain_account is not None and not any(drafted for drafted, _ in plain_account.steps)
-    return WorkerSpeculation(active=True, reported=True, depth=account.depth, per_request=honours)
+    honours_depth = plain_account is not None and not any(
+        num_drafted for num_drafted, _ in plain_account.steps
+    )
+    return WorkerSpeculation(
+        active=True, reported=True, depth=account.depth, per_request=honours_depth
+    )
 
 
 async def _generate(

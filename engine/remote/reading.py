@@ -35,68 +35,68 @@ class WorkerProtocolError(EngineDead):
     """The worker broke the protocol or exceeded a limit."""
 
 
-def read_json(data: bytes, what: str) -> Any:
+def read_json(data: bytes, name: str) -> Any:
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
-        raise WorkerProtocolError(f"{what} is not JSON: {quote(data)}") from None
+        raise WorkerProtocolError(f"{name} is not JSON: {quote(data)}") from None
 
 
-def read_object(value: Any, what: str) -> Mapping[str, Any]:
+def read_object(value: Any, name: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise WorkerProtocolError(f"{what} must be an object, is {name_type(value)}")
+        raise WorkerProtocolError(f"{name} must be an object, is {name_type(value)}")
     return value
 
 
-def read_optional_object(value: Any, what: str) -> Mapping[str, Any]:
+def read_optional_object(value: Any, name: str) -> Mapping[str, Any]:
     """Return the object; empty for null. Raises WorkerProtocolError."""
-    return {} if value is None else read_object(value, what)
+    return {} if value is None else read_object(value, name)
 
 
-def read_list(value: Any, what: str, max_entries: int) -> Sequence[Any]:
+def read_list(value: Any, name: str, max_entries: int) -> Sequence[Any]:
     """Return the list; empty for null. Raises WorkerProtocolError."""
     if value is None:
         return ()
     if not isinstance(value, list):
-        raise WorkerProtocolError(f"{what} must be a list, is {name_type(value)}")
+        raise WorkerProtocolError(f"{name} must be a list, is {name_type(value)}")
     if len(value) > max_entries:
         raise WorkerProtocolError(
-            f"{what} must have at most {max_entries} entries, has {len(value)}"
+            f"{name} must have at most {max_entries} entries, has {len(value)}"
         )
     return value
 
 
-def read_integer(value: Any, what: str, minimum: int, maximum: int) -> int:
+def read_integer(value: Any, name: str, minimum: int, maximum: int) -> int:
     if type(value) is not int or not minimum <= value <= maximum:
         text = value if type(value) is int else name_type(value)
         raise WorkerProtocolError(
-            f"{what} must be an integer from {minimum} to {maximum}, is {str(text)[:40]}"
+            f"{name} must be an integer from {minimum} to {maximum}, is {str(text)[:40]}"
         )
     return value
 
 
 def read_integers(
-    value: Any, what: str, minimum: int, stop: int, max_entries: int
+    value: Any, name: str, minimum: int, stop: int, max_entries: int
 ) -> tuple[int, ...]:
     """Read at most ``max_entries`` integers, all from ``minimum`` up to ``stop`` exclusive."""
-    numbers = read_list(value, what, max_entries)
+    numbers = read_list(value, name, max_entries)
     for number in numbers:
         if type(number) is not int or not minimum <= number < stop:
-            read_integer(number, f"an entry of {what}", minimum, stop - 1)
+            read_integer(number, f"an entry of {name}", minimum, stop - 1)
     return tuple(numbers)
 
 
-def read_number(value: Any, what: str) -> float:
+def read_number(value: Any, name: str) -> float:
     if type(value) not in (int, float) or not math.isfinite(value):
-        raise WorkerProtocolError(f"{what} must be a number, is {name_type(value)}")
+        raise WorkerProtocolError(f"{name} must be a number, is {name_type(value)}")
     return float(value)
 
 
-def read_string(value: Any, what: str, max_chars: int) -> str:
+def read_string(value: Any, name: str, max_chars: int) -> str:
     if not isinstance(value, str) or len(value) > max_chars:
         description = f"{len(value)} long" if isinstance(value, str) else name_type(value)
         raise WorkerProtocolError(
-            f"{what} must be a string of at most {max_chars} characters, is {description}"
+            f"{name} must be a string of at most {max_chars} characters, is {description}"
         )
     return value
 
@@ -113,8 +113,8 @@ def quote(value: str | bytes, secrets: Sequence[str] = ()) -> str:
     for secret in secrets:
         text = text.replace(secret, "***")
     text = ADDRESS.sub("...", SECRET.sub("***", text))
-    plain = UNPRINTABLE.sub(" ", text).strip()
-    return f"{plain[:QUOTED]}..." if len(plain) > QUOTED else plain
+    printable_text = UNPRINTABLE.sub(" ", text).strip()
+    return f"{printable_text[:QUOTED]}..." if len(printable_text) > QUOTED else printable_text
 
 
 def extract_message(body: bytes, secrets: Sequence[str] = ()) -> str:
@@ -160,7 +160,7 @@ PADDING = 64
 class ReplyLimits:
     event: int
     """Bytes of one event of a stream."""
-    whole: int
+    reply: int
     """Bytes of an answer that is not streamed."""
     frames: int
     """Events in one stream."""

@@ -127,14 +127,14 @@ def build_sampling(sampling: Sampling) -> dict[str, Any]:
     """Return only the fields that differ from the defaults, because servers may not know every
     field."""
     body: dict[str, Any] = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
-    neutral = Sampling(max_tokens=0)
+    defaults = Sampling(max_tokens=0)
     names = (
         "min_tokens", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
         "repetition_penalty", "ignore_eos", "stop_token_ids",
     )  # fmt: skip
     for name in names:
         value = getattr(sampling, name)
-        if value != getattr(neutral, name):
+        if value != getattr(defaults, name):
             body[name] = value
     if sampling.logit_bias:
         body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
@@ -167,8 +167,8 @@ def encode_text(text: str, codec: Codec) -> tuple[int, ...]:
     if codec.decode(token_ids) == text:
         return tuple(token_ids)
     anchor, anchored = codec.encode(ANCHOR, False), codec.encode(ANCHOR + text, False)
-    separable = anchored[: len(anchor)] == anchor  # sentencepiece prepends a space to a text
-    return tuple(anchored[len(anchor) :] if separable else token_ids)
+    is_separable = anchored[: len(anchor)] == anchor  # sentencepiece prepends a space to a text
+    return tuple(anchored[len(anchor) :] if is_separable else token_ids)
 
 
 def read_choices(payload: Any) -> list[Mapping[str, Any]]:

@@ -56,8 +56,8 @@ class Account:
 
     @property
     def totals(self) -> Totals:
-        decoded = sum(map(_DELIVERED, self._decode))
-        return sum_steps(self._decode, first_tokens=self.tokens - decoded)
+        num_decoded = sum(map(_DELIVERED, self._decode))
+        return sum_steps(self._decode, first_tokens=self.tokens - num_decoded)
 
 
 def sum_steps(steps: Iterable[DecodeStep], *, first_tokens: int = 0, requests: int = 1) -> Totals:
@@ -71,7 +71,7 @@ def sum_steps(steps: Iterable[DecodeStep], *, first_tokens: int = 0, requests: i
         key = id(step)
         kinds[key] = step, kinds[key][1] + 1 if key in kinds else 1
     tokens, verify_steps, lost_bonus, rejected, undrafted, off = first_tokens, 0, 0, 0, 0, 0
-    proposed = accepted = cut = deepest = 0
+    proposed = accepted = cut = max_depth = 0
     for step, count in kinds.values():
         tokens += count * step.delivered
         lost_bonus += count * (step.delivered == step.accepted)
@@ -84,7 +84,7 @@ def sum_steps(steps: Iterable[DecodeStep], *, first_tokens: int = 0, requests: i
         accepted += count * step.accepted
         cut += count * step.cut
         rejected += count * (step.accepted + step.cut == 0)
-        deepest = max(deepest, step.drafted)
+        max_depth = max(max_depth, step.drafted)
     verify = [(step, count) for step, count in kinds.values() if step.drafted]
     return Totals(
         requests=requests,
@@ -98,8 +98,8 @@ def sum_steps(steps: Iterable[DecodeStep], *, first_tokens: int = 0, requests: i
         rejected=rejected,
         undrafted=undrafted,
         off=off,
-        accepted_at=_count_reaching([(step.accepted, count) for step, count in verify], deepest),
-        proposed_at=_count_reaching([(step.drafted, count) for step, count in verify], deepest),
+        accepted_at=_count_reaching([(step.accepted, count) for step, count in verify], max_depth),
+        proposed_at=_count_reaching([(step.drafted, count) for step, count in verify], max_depth),
     )
 
 
@@ -141,9 +141,9 @@ def spread_account(steps: Sequence[Step]) -> list[Step]:
     # Both lists end with the same token, but may begin at different ones, because the account may
     # not cover the prefill. So both are read from the end. Offsets count from the answer's end:
     # ``end`` follows the decode step's last token, ``begin`` is the first token of the step.
-    final = index = len(result) - 1
-    end, begin = 0, -len(result[final].token_ids)
-    for decode in reversed(result[final].decode):
+    last_index = index = len(result) - 1
+    end, begin = 0, -len(result[last_index].token_ids)
+    for decode in reversed(result[last_index].decode):
         # A decode step that delivered nothing, cut by a stop, stays with the step after it.
         while end <= begin and decode.delivered and index > 0:
             index -= 1
@@ -151,16 +151,18 @@ def spread_account(steps: Sequence[Step]) -> list[Step]:
         decode_of[index].append(decode)
         end -= decode.delivered
     return [
-        replace(step, decode=(*(step.decode if index != final else ()), *reversed(decoded)))
-        for index, (step, decoded) in enumerate(zip(result, decode_of, strict=True))
+        replace(
+            step, decode=(*(step.decode if index != last_index else ()), *reversed(decode_steps))
+        )
+        for index, (step, decode_steps) in enumerate(zip(result, decode_of, strict=True))
     ]
 
 
-def _count_reaching(counts: Iterable[tuple[int, int]], deepest: int) -> tuple[int, ...]:
-    """Count the entries that reach 1, 2, ..., ``deepest``. ``counts`` are pairs (height, number of
-    entries)."""
-    reached = [0] * deepest
+def _count_reaching(counts: Iterable[tuple[int, int]], max_depth: int) -> tuple[int, ...]:
+    """Count the entries that reach 1, 2, ..., ``max_depth``. ``counts`` are pairs (height, number
+    of entries)."""
+    totals = [0] * max_depth
     for height, count in counts:
         for position in range(height):
-            reached[position] += count
-    return tuple(reached)
+            totals[position] += count
+    return tuple(totals)

@@ -93,7 +93,7 @@ class DraftPlan:
         return make_version(draft, report.method, report.summary)
 
     def check(self, draft: str, running: str) -> SpeculationReport:
-        """Inspect ``draft``. Raises DraftRefused unless it may replace ``running``."""
+        """Inspect ``draft``. Raises DraftRefused unless it may replace ``running_draft``."""
         report, running_report = self.inspect(draft), self.inspect(running)
         problems = [str(finding) for finding in report.errors]
         # An unread draft has the method of the flags, so folders come before methods.
@@ -152,15 +152,18 @@ def fingerprint_draft(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def find_differences(candidate: Checkpoint, running: Checkpoint) -> Iterator[str]:
-    """Yield the reasons why weights of ``candidate`` cannot replace those of ``running``."""
-    config, running_config = read_draft(candidate.config).read, read_draft(running.config).read
+def find_differences(candidate: Checkpoint, running_checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield the reasons why weights of ``candidate`` cannot replace those of the running draft."""
+    config, running_config = (
+        read_draft(candidate.config).read,
+        read_draft(running_checkpoint.config).read,
+    )
     for key in sorted((config.keys() | running_config.keys()) - IGNORED_KEYS):
         if config.get(key) != running_config.get(key):
             values = f"{config.get(key)}, the running draft {running_config.get(key)}"
             yield f"config.json has {key} = {values}"
-    for name in sorted(candidate.tensors.keys() | running.tensors.keys()):
-        tensor, running_tensor = candidate.tensors.get(name), running.tensors.get(name)
+    for name in sorted(candidate.tensors.keys() | running_checkpoint.tensors.keys()):
+        tensor, running_tensor = candidate.tensors.get(name), running_checkpoint.tensors.get(name)
         if tensor is None or running_tensor is None:
             yield f"{name} is in {'the running draft' if tensor is None else 'this draft'} only"
         elif tensor.shape != running_tensor.shape:
@@ -223,17 +226,17 @@ class DraftStore:
             ) from error
 
     def _copy(self, version: DraftVersion) -> DraftVersion:
-        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".copy-") as temporary:
-            copy = Path(temporary) / "draft"
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".copy-") as temporary_folder:
+            copy = Path(temporary_folder) / "draft"
             copy.mkdir()
             for file in list_files(Path(version.source)):
                 copy_file(file, copy / file.name)
             fingerprint = fingerprint_draft(copy)
-            final = self.folder / fingerprint
-            if not final.is_dir():
+            destination = self.folder / fingerprint
+            if not destination.is_dir():
                 check_finite(copy)
-                copy.rename(final)
-        return replace(version, fingerprint=fingerprint, path=str(final))
+                copy.rename(destination)
+        return replace(version, fingerprint=fingerprint, path=str(destination))
 
     def prune(self, fingerprints: set[str]) -> None:
         """Delete the copies of all other fingerprints."""
@@ -241,20 +244,20 @@ class DraftStore:
             if copy.is_dir() and not copy.name.startswith(".") and copy.name not in fingerprints:
                 shutil.rmtree(copy, ignore_errors=True)
 
-    def remember(self, configured: str, promoted: DraftVersion) -> None:
-        """Make the next gateway with the draft ``configured`` serve ``promoted``."""
+    def remember(self, configured_draft: str, version: DraftVersion) -> None:
+        """Make the next gateway with the draft ``configured_draft`` serve ``version``."""
         if not self._persistent:
             return
-        record = {"configured": configured, **asdict(promoted)}
+        record = {"configured": configured_draft, **asdict(version)}
         write_json(self.folder / "promoted.json", record)
 
-    def recall(self, configured: str) -> DraftVersion | None:
-        """Return the draft promoted in place of ``configured``, if its copy is intact."""
+    def recall(self, configured_draft: str) -> DraftVersion | None:
+        """Return the draft promoted in place of ``configured_draft``, if its copy is intact."""
         if not self._persistent:
             return None
         with suppress(OSError, ValueError, TypeError, KeyError):
             record = json.loads((self.folder / "promoted.json").read_text())
-            if record.pop("configured") == configured:
+            if record.pop("configured") == configured_draft:
                 copy = self.folder / record["fingerprint"]
                 version = DraftVersion(**{**record, "path": str(copy)})
                 return version if is_whole(version) else None
@@ -269,9 +272,9 @@ def copy_file(source: Path, goal: Path) -> None:
 
 def write_json(path: Path, value: object) -> None:
     """Write JSON atomically: a reader finds the old value or the new one. Raises OSError."""
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(json.dumps(value, indent=1), encoding="utf-8")
-    temporary.replace(path)
+    temporary_path = path.with_name(f".{path.name}")
+    temporary_path.write_text(json.dumps(value, indent=1), encoding="utf-8")
+    temporary_path.replace(path)
 
 
 def is_whole(version: DraftVersion) -> bool:
@@ -294,13 +297,13 @@ class InspectedDraft:
 
 
 def check_apart(
-    plan: DraftPlan, draft: str, running: str, limit_s: float = INSPECT_S
+    plan: DraftPlan, draft: str, running_draft: str, limit_s: float = INSPECT_S
 ) -> InspectedDraft:
     """Inspect ``draft`` in a separate process. Blocks for seconds.
 
-    Raises DraftRefused unless it may replace ``running``.
+    Raises DraftRefused unless it may replace ``running_draft``.
     """
-    question = {"plan": asdict(plan), "draft": draft, "running": running}
+    question = {"plan": asdict(plan), "draft": draft, "running": running_draft}
     try:
         process = subprocess.run(
             # -P: no module of this folder is imported, and relative paths stay what they are.

@@ -82,7 +82,7 @@ class Ration:
 
     widths: dict[str, int] = field(default_factory=dict)
     """Draft tokens to verify, for requests that get fewer than they have."""
-    held: list[str] = field(default_factory=list)
+    held_requests: list[str] = field(default_factory=list)
     """Requests that wait for a later step."""
     prompt: int | None = None
     """Prompt tokens of other requests; None for no limit."""
@@ -209,12 +209,12 @@ class FairShare:
             return self._leave_out(other_rows)
         ration, step_rows = self._divide_rows(other_rows)
         if prompt:
-            affordable = self.prices.count_prompt_tokens(self._reading)
-            enough = affordable >= min(prompt, CHUNK)
-            ration.prompt = min(prompt, affordable) if enough else 0
-        self._note_turns(step_rows, bool(ration.held))
+            max_prompt = self.prices.count_prompt_tokens(self._reading)
+            is_enough = max_prompt >= min(prompt, CHUNK)
+            ration.prompt = min(prompt, max_prompt) if is_enough else 0
+        self._note_turns(step_rows, bool(ration.held_requests))
         is_cut = ration.prompt is not None and ration.prompt < prompt
-        self._limits = bool(ration.held or ration.widths or is_cut)
+        self._limits = bool(ration.held_requests or ration.widths or is_cut)
         return ration
 
     def settle(
@@ -257,7 +257,7 @@ class FairShare:
 
     def _leave_out(self, rows: Sequence[DecodingRow]) -> Ration:
         self._count_waits(rows, rows)
-        return Ration(held=[row.name for row in rows], prompt=0)
+        return Ration(held_requests=[row.name for row in rows], prompt=0)
 
     def _count_waits(
         self, rows: Sequence[DecodingRow], waiting_rows: Sequence[DecodingRow]
@@ -308,7 +308,7 @@ class FairShare:
             count = int(max(0.0, self._decoding) / row + 1e-9)
             turns = self._list_by_turn(rows)
             waiting_rows = turns[count:]
-            ration.held = [decoding_row.name for decoding_row in waiting_rows]
+            ration.held_requests = [decoding_row.name for decoding_row in waiting_rows]
             step_rows, time = turns[:count], 0.0
         if time < draft * sum(decoding_row.width for decoding_row in step_rows):
             widths = self._divide_drafts(step_rows, int(max(0.0, time) / draft))
@@ -343,13 +343,13 @@ class FairShare:
     def _list_by_turn(self, rows: Sequence[DecodingRow]) -> list[DecodingRow]:
         """Order rows by turn: keys by virtual time, a key's rows by their last turn."""
         turns = self._turns
-        waiting = sorted(rows, key=lambda row: self._last_turn.get(row.name, 0))
+        waiting_rows = sorted(rows, key=lambda row: self._last_turn.get(row.name, 0))
         level = min(turns.values(), default=0.0)
         times = {key: turns.get(key, level) for key in {self._find(r.name).key for r in rows}}
         result = []
-        while waiting:
-            row = min(waiting, key=lambda row: times[self._find(row.name).key])
-            waiting.remove(row)
+        while waiting_rows:
+            row = min(waiting_rows, key=lambda row: times[self._find(row.name).key])
+            waiting_rows.remove(row)
             result.append(row)
             member = self._find(row.name)
             times[member.key] += 1 / member.weight

@@ -33,10 +33,10 @@ class FoundShare:
         self._own: dict[str, Floats] = {}
         """Discounted counts of planned and found tokens of each request."""
 
-    def observe(self, requests: Sequence[str], planned: Sequence[int], hits: Sequence[int]) -> None:
+    def observe(self, requests: Sequence[str], widths: Sequence[int], hits: Sequence[int]) -> None:
         """Observe one step: the draft tokens that the plan allowed each request, and those that
         were found."""
-        for request, width, count in zip(requests, planned, hits, strict=True):
+        for request, width, count in zip(requests, widths, hits, strict=True):
             if not width:
                 continue
             step = np.array([self._positions <= width, self._positions <= count], dtype=float)
@@ -50,7 +50,7 @@ class FoundShare:
     def estimate(self, requests: Sequence[str]) -> Floats:
         """Return the shares, in shape (requests, depth). No position has a larger share than the
         one before."""
-        shared = self._all[1] / self._all[0]
+        prior_shares = self._all[1] / self._all[0]
         counts = np.array([self._own.get(request, 0.0 * self._all) for request in requests])
-        shares = (counts[:, 1] + PRIOR * shared) / (counts[:, 0] + PRIOR)
+        shares = (counts[:, 1] + PRIOR * prior_shares) / (counts[:, 0] + PRIOR)
         return np.asarray(np.minimum.accumulate(shares, axis=1))

@@ -62,7 +62,7 @@ class DraftMethod:
     second: StepBehaviour | None = None
     lookup: bool = False
     """True if drafts are looked up in text. A lookup may find none, and costs hardly any time."""
-    known: bool = True
+    is_known: bool = True
 
     def on(self, runner: Runner) -> StepBehaviour:
         """Return the method's behaviour on a runner. vLLM uses the other runner if this one lacks
@@ -80,7 +80,7 @@ class DraftMethod:
     @property
     def summary(self) -> str:
         """Sentence for operators that describes how the method's depth varies."""
-        if not self.known:
+        if not self.is_known:
             return f"{self.on(Runner.FIRST).summary}: eaglegate does not know method {self.name}"
         summary, second = self.on(Runner.FIRST).summary, self.on(Runner.SECOND).summary
         if summary == second:
@@ -124,7 +124,7 @@ def find_method(speculation: Mapping[str, Any]) -> DraftMethod:
     name = MTP if name.endswith(f"_{MTP}") else name
     match = METHODS.get(name)
     if match is None:
-        return DraftMethod(name, AT_K, AT_K, known=False)
+        return DraftMethod(name, AT_K, AT_K, is_known=False)
     if speculation.get("parallel_drafting") and match.first is STEP_SKIPS:
         return DraftMethod(f"{name} with {PARALLEL}", FULL_SKIPS)
     return match

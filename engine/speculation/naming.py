@@ -44,15 +44,15 @@ def merge_short_flags(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises EngineStartError if a flag repeats a key of ``--speculative-config``.
     """
-    merged = dict(arguments)
-    flags = {key: merged.pop(name, None) for name, key in SHORT.items()}
+    options = dict(arguments)
+    flags = {key: options.pop(name, None) for name, key in SHORT.items()}
     flags = {key: value for key, value in flags.items() if value is not None}
-    settings: Any = merged.get("speculative_config")
+    settings: Any = options.get("speculative_config")
     if isinstance(settings, Mapping):
         settings = {str(key).replace("-", "_"): value for key, value in settings.items()}
-        merged["speculative_config"] = settings
+        options["speculative_config"] = settings
     if not flags:
-        return merged
+        return options
     settings = settings or {}
     for flag, key in SHORT.items():
         if key in flags and key in settings:
@@ -60,7 +60,7 @@ def merge_short_flags(arguments: Mapping[str, Any]) -> dict[str, Any]:
                 f"--{flag.replace('_', '-')} {flags[key]} and '{key}' of --speculative-config "
                 f"({settings[key]}) name the same setting: give one of them"
             )
-    return merged | {"speculative_config": {**settings, **flags}}
+    return options | {"speculative_config": {**settings, **flags}}
 
 
 def read_speculators(name: str, revision: str | None) -> Mapping[str, Any] | None:

@@ -113,7 +113,7 @@ class PlannerTotals:
 
 
 @dataclass(slots=True)
-class _Planned:
+class _PlanState:
     """A plan, and the requests and bounds for which it was made."""
 
     requests: list[str]
@@ -122,13 +122,13 @@ class _Planned:
     plan: DepthPlan
     expected: dict[str, float]
     """Expected number of accepted draft tokens of each request."""
-    fixed: Floats
+    fixed_tokens: Floats
     """Expected tokens at every fixed depth."""
     fixed_verified: Floats
     """Expected verified draft tokens at every fixed depth."""
     steps: int = 0
     """Number of steps for which the plan was used."""
-    counted: int = 0
+    counted_steps: int = 0
     """Number of those steps that are in the totals."""
     is_whole: bool = True
     """True if the requests are the ones for which the plan was made."""
@@ -150,12 +150,12 @@ class _Planned:
     @property
     def is_full(self) -> bool:
         """True if every request verifies all drafts that it may."""
-        full = (min(bound, self.plan.depth) for bound in self.bounds)
-        return self.plan.depth > 0 and all(map(operator.le, full, self.plan.widths))
+        full_widths = (min(bound, self.plan.depth) for bound in self.bounds)
+        return self.plan.depth > 0 and all(map(operator.le, full_widths, self.plan.widths))
 
     def keep(
         self, requests: Sequence[str], bounds: list[int], floors: list[int]
-    ) -> _Planned | None:
+    ) -> _PlanState | None:
         """Return the plan without ended requests, and with new ones if all requests verify all
         drafts; None if it does not hold."""
         rows = zip(self.bounds, self.floors, self.plan.widths, strict=True)
@@ -169,16 +169,16 @@ class _Planned:
             for request, bound, floor in zip(requests, bounds, floors, strict=True)
         ]
         next_bounds, next_floors, widths = map(list, zip(*next_rows, strict=True))
-        planned = replace(
+        state = replace(
             self,
             requests=[*requests],
             bounds=next_bounds,
             floors=next_floors,
             plan=replace(self.plan, widths=widths),
-            counted=self.steps,
+            counted_steps=self.steps,
             is_whole=False,
         )
-        return planned if planned.is_for(bounds, floors) else None
+        return state if state.is_for(bounds, floors) else None
 
 
 class DepthPlanner:
@@ -200,7 +200,7 @@ class DepthPlanner:
         self._found = FoundShare(depth) if lookup else None
         self.survival = SurvivalEstimator(depth)
         self.cost = StepCostModel(depth, always_full, lookup=lookup, graphs=graphs)
-        self.frozen: int | None = None
+        self.frozen_depth: int | None = None
         self.totals = PlannerTotals([0] * (depth + 1), np.zeros(depth + 1))
         self.recent: deque[PlannedStep] = deque(maxlen=RECENT_STEPS)
         self._probes = Probes()
@@ -209,7 +209,7 @@ class DepthPlanner:
         self._ended: list[str] = []
         """Ended requests, which may still have observed steps to learn."""
         self._committed = 0
-        self._last: _Planned | None = None
+        self._last: _PlanState | None = None
         self._fresh = True
         """True if the next step needs a new plan, because of a probe, a moved request or a
         surprise."""
@@ -248,19 +248,19 @@ class DepthPlanner:
         each request; without floors they are zero."""
         start_s = perf_counter()
         floors = [0] * len(bounds) if floors is None else floors
-        planned = self._keep(requests, bounds, floors)
-        if planned is not self._last:
+        state = self._keep(requests, bounds, floors)
+        if state is not self._last:
             self._count_steps()
-        if planned is None:
+        if state is None:
             self._learn()
-            planned = self._make_plan(requests, bounds, floors)
-            self._fresh, self._news = planned.plan.reason in EXPLORING, False
+            state = self._make_plan(requests, bounds, floors)
+            self._fresh, self._news = state.plan.reason in EXPLORING, False
         else:
             self._probes.count_step()
-        self._last = planned
-        planned.steps += 1
+        self._last = state
+        state.steps += 1
         self.totals.planning_s += perf_counter() - start_s
-        return planned.plan
+        return state.plan
 
     def list_useful_widths(self, requests: Sequence[str], depth: int) -> list[int]:
         """Return the number of ``depth`` drafts worth verifying, for requests outside the last
@@ -272,45 +272,47 @@ class DepthPlanner:
 
     def _keep(
         self, requests: Sequence[str], bounds: list[int], floors: list[int]
-    ) -> _Planned | None:
+    ) -> _PlanState | None:
         """Return the last plan; None if it is too old, a probe is due, or it does not fit the
         requests."""
-        planned = self._last
-        if planned is None or self._fresh or self._probes.is_due or self.frozen is not None:
+        state = self._last
+        if state is None or self._fresh or self._probes.is_due or self.frozen_depth is not None:
             return None
-        if planned.steps > (KEPT_WITH_NEWS if self._news else KEPT_STEPS):
+        if state.steps > (KEPT_WITH_NEWS if self._news else KEPT_STEPS):
             return None
-        if planned.requests == requests:
-            return planned if planned.is_for(bounds, floors) else None
-        return planned.keep(requests, bounds, floors)
+        if state.requests == requests:
+            return state if state.is_for(bounds, floors) else None
+        return state.keep(requests, bounds, floors)
 
-    def _make_plan(self, requests: Sequence[str], bounds: list[int], floors: list[int]) -> _Planned:
+    def _make_plan(
+        self, requests: Sequence[str], bounds: list[int], floors: list[int]
+    ) -> _PlanState:
         limits, min_depth = np.array(bounds), max(floors, default=0)
         conditional = self.survival.conditional(requests)
         survival = np.cumprod(conditional, axis=1)  # (requests, K)
         # A token beyond a request's bound is worth nothing. The search then needs no bounds.
         survival[self._positions > limits[:, None]] = 0.0
         lookup_rates = self._estimate_found(requests, survival)
-        best = self._find_optimum(survival, lookup_rates, limits, min_depth)
-        best = prefer_uniform(best, floors, self.cost, self._best, GAIN)
-        if best.depth != self._best:
-            self._best = best.depth
+        optimum = self._find_optimum(survival, lookup_rates, limits, min_depth)
+        optimum = prefer_uniform(optimum, floors, self.cost, self._best, GAIN)
+        if optimum.depth != self._best:
+            self._best = optimum.depth
             self._probes.restart()
-        depth, widths, reason = self._choose(requests, best)
-        if reason is DepthReason.COST and best.is_pinned(floors):
+        depth, widths, reason = self._choose(requests, optimum)
+        if reason is DepthReason.COST and optimum.is_pinned(floors):
             reason = DepthReason.PINNED
         elif reason is DepthReason.COST:
             reason = _find_reason(conditional, limits, depth, self.depth)
         widths = np.maximum(widths, floors)  # a depth of its own is kept, whether it pays or not
-        within = self._positions[:depth] <= widths[:, None]
-        accepted = (survival[:, :depth] * within).sum(axis=1)
-        tokens = len(requests) + float(accepted.sum())
-        plan = DepthPlan(depth, widths.tolist(), reason, tokens, float(best.seconds[depth]))
-        expected = dict(zip(requests, accepted.tolist(), strict=True))
+        width_mask = self._positions[:depth] <= widths[:, None]
+        accepted_tokens = (survival[:, :depth] * width_mask).sum(axis=1)
+        tokens = len(requests) + float(accepted_tokens.sum())
+        plan = DepthPlan(depth, widths.tolist(), reason, tokens, float(optimum.seconds[depth]))
+        expected = dict(zip(requests, accepted_tokens.tolist(), strict=True))
         # What the same requests would commit and verify at every fixed depth, for the regret.
-        fixed = len(requests) + np.concatenate([[0.0], np.cumsum(survival.sum(axis=0))])
-        verified = np.concatenate([[0.0], np.cumsum(lookup_rates.sum(axis=0))])
-        return _Planned([*requests], bounds, floors, plan, expected, fixed, verified)
+        fixed_tokens = len(requests) + np.concatenate([[0.0], np.cumsum(survival.sum(axis=0))])
+        fixed_verified = np.concatenate([[0.0], np.cumsum(lookup_rates.sum(axis=0))])
+        return _PlanState([*requests], bounds, floors, plan, expected, fixed_tokens, fixed_verified)
 
     def _estimate_found(self, requests: Sequence[str], survival: Floats) -> Floats:
         """Return the expected share of planned drafts that are found, in shape (requests,
@@ -319,17 +321,17 @@ class DepthPlanner:
             return np.ones_like(survival)
         return np.maximum(self._found.estimate(requests), survival)
 
-    def _choose(self, requests: Sequence[str], best: Optimum) -> tuple[int, Ints, DepthReason]:
+    def _choose(self, requests: Sequence[str], optimum: Optimum) -> tuple[int, Ints, DepthReason]:
         """Choose the optimum, a depth that an operator holds, or a probe."""
         self._probes.count_step()
-        if self.frozen is not None:
-            depth = max(best.least, min(self.frozen, self.depth))
-            return depth, np.minimum(best.bounds, depth), DepthReason.FROZEN
+        if self.frozen_depth is not None:
+            depth = max(optimum.min_depth, min(self.frozen_depth, self.depth))
+            return depth, np.minimum(optimum.bounds, depth), DepthReason.FROZEN
         steps_at = self.cost.steps_at(len(requests))
         trials, age = self.survival.trials(requests), self.survival.age(requests)
-        probe = self._probes.choose(best, steps_at, trials, age)
+        probe = self._probes.choose(optimum, steps_at, trials, age)
         if probe is None:
-            return best.depth, best.widths, DepthReason.COST
+            return optimum.depth, optimum.widths, DepthReason.COST
         reason = DepthReason.COLD if probe.is_cold else DepthReason.PROBE
         return probe.depth, probe.widths, reason
 
@@ -351,16 +353,16 @@ class DepthPlanner:
         self._committed = len(requests) + sum(accepted)
         if self._last is None:
             return
-        planned = self._last
-        self._news = self._news or not self._confirms(planned, drafted, accepted)
+        state = self._last
+        self._news = self._news or not self._confirms(state, drafted, accepted)
         if self._first_steps and self._is_surprised(requests, drafted, accepted):
             self._fresh = True
-        if planned.is_whole and planned.requests == requests:
-            self.totals.expected_tokens += planned.plan.tokens
+        if state.is_whole and state.requests == requests:
+            self.totals.expected_tokens += state.plan.tokens
             self.totals.committed_tokens += self._committed
             return
         for request, count in zip(requests, accepted, strict=True):
-            if (expected := planned.expected.get(request)) is not None:
+            if (expected := state.expected.get(request)) is not None:
                 self.totals.expected_tokens += 1 + expected
                 self.totals.committed_tokens += 1 + count
 
@@ -383,10 +385,10 @@ class DepthPlanner:
             )
         return surprise
 
-    def _confirms(self, planned: _Planned, drafted: Sequence[int], accepted: Sequence[int]) -> bool:
+    def _confirms(self, state: _PlanState, drafted: Sequence[int], accepted: Sequence[int]) -> bool:
         """Return True if a step confirms the last plan: nothing was drafted, or all drafts were
         accepted and no plan can be deeper."""
-        if planned.plan.depth == self.depth and planned.plan.widths == planned.bounds:
+        if state.plan.depth == self.depth and state.plan.widths == state.bounds:
             return drafted == accepted
         return not any(drafted)
 
@@ -425,7 +427,7 @@ class DepthPlanner:
         self._learn()
         totals = self.totals
         return {
-            "frozen": self.frozen,
+            "frozen": self.frozen_depth,
             "steps_by_depth": totals.depths,
             "steps_by_reason": {reason.value: count for reason, count in totals.reasons.items()},
             "expected_tokens": totals.expected_tokens,
@@ -455,7 +457,7 @@ class DepthPlanner:
         # fall, so that the tokens above a threshold are the first ones: a width.
         value = np.minimum.accumulate(survival / lookup_rates, axis=1)  # (requests, K)
         tokens = np.full(self.depth + 1, float(batch))  # (K + 1,), at every depth
-        verified = np.zeros(self.depth + 1)
+        num_verified = np.zeros(self.depth + 1)
         base, per_token = self.cost.line(batch)  # (K + 1,), seconds
         token_s = self.cost.per_token(batch)
         # Dinkelbach's method for the maximum of a ratio tokens / seconds (Management Science 13,
@@ -464,48 +466,50 @@ class DepthPlanner:
         # second round on, and two or three rounds suffice, because the first price is close: it is
         # the rate of the last plan.
         for _ in range(ROUNDS):
-            pays = value > rate * token_s  # (requests, K): worth more than the time it takes
-            np.cumsum((survival * pays).sum(axis=0), out=tokens[1:])
+            pay_mask = value > rate * token_s  # (requests, K): worth more than the time it takes
+            np.cumsum((survival * pay_mask).sum(axis=0), out=tokens[1:])
             tokens[1:] += batch  # every request commits a token of the target as well
-            np.cumsum((lookup_rates * pays).sum(axis=0), out=verified[1:])
-            seconds = base + per_token * verified
+            np.cumsum((lookup_rates * pay_mask).sum(axis=0), out=num_verified[1:])
+            seconds = base + per_token * num_verified
             rates = tokens / seconds
-            free = int(rates.argmax())
+            free_depth = int(rates.argmax())
             rates[:min_depth] = 0.0
             # A depth whose last draft no request verifies is dropped. Otherwise noise in the times
             # of two depths could choose it, and the draft model would run for nothing.
-            rates[min_depth + 1 :] *= pays[:, min_depth:].any(axis=0)
+            rates[min_depth + 1 :] *= pay_mask[:, min_depth:].any(axis=0)
             depth = int(rates.argmax())
-            best = float(rates[depth])
-            if abs(best - rate) <= CLOSE * best:
+            best_rate = float(rates[depth])
+            if abs(best_rate - rate) <= CLOSE * best_rate:
                 break
-            rate = best
-        self._rate = best
+            rate = best_rate
+        self._rate = best_rate
         # Hysteresis: otherwise noise in two nearly equal rates would change the depth at every
         # plan, and each change restarts the probes.
-        if rates[self._best] >= (1 - GAIN) * best:
+        if rates[self._best] >= (1 - GAIN) * best_rate:
             depth = self._best
-        widths = (value[:, :depth] > best * token_s).sum(axis=1)
-        return Optimum(depth, widths, bounds, min_depth, survival, best, seconds, token_s, free)
+        widths = (value[:, :depth] > best_rate * token_s).sum(axis=1)
+        return Optimum(
+            depth, widths, bounds, min_depth, survival, best_rate, seconds, token_s, free_depth
+        )
 
     def _count_steps(self) -> None:
         """Add the steps of the last plan to the totals."""
-        planned, totals = self._last, self.totals
-        if planned is None or planned.steps == planned.counted:
+        state, totals = self._last, self.totals
+        if state is None or state.steps == state.counted_steps:
             return
-        plan, steps = planned.plan, planned.steps - planned.counted
-        planned.counted = planned.steps
-        self.survival.count_widths(planned.requests, plan.widths, steps)
+        plan, steps = state.plan, state.steps - state.counted_steps
+        state.counted_steps = state.steps
+        self.survival.count_widths(state.requests, plan.widths, steps)
         totals.reasons[plan.reason] += steps
         totals.depths[plan.depth] += steps
         self._counted += steps
         if self._counted < FIXED_EVERY or not self.cost.is_known:
             return
-        batch, counted = len(planned.requests), self._counted
+        batch, num_steps = len(state.requests), self._counted
         self._counted = 0
-        seconds = self.cost.seconds(batch, planned.fixed_verified)
-        totals.planned_s += counted * plan.seconds
-        totals.fixed_s += counted * plan.tokens * seconds / planned.fixed
+        seconds = self.cost.seconds(batch, state.fixed_verified)
+        totals.planned_s += num_steps * plan.seconds
+        totals.fixed_s += num_steps * plan.tokens * seconds / state.fixed_tokens
 
 
 def _find_reason(conditional: Floats, bounds: Ints, depth: int, max_depth: int) -> DepthReason:

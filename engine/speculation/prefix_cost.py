@@ -43,8 +43,8 @@ class PrefixCost:
     def explain(self) -> str:
         """Explain the cost to operators, in one or more sentences."""
         if not self.drops:
-            why = ": block hashes look ahead since vLLM 0.33" if self.looks_ahead else ""
-            return f"the draft drops no block of a hit{why}"
+            suffix = ": block hashes look ahead since vLLM 0.33" if self.looks_ahead else ""
+            return f"the draft drops no block of a hit{suffix}"
         size = "block" if self.block_size is None else f"block of {self.block_size} tokens"
         text = f"the draft drops the last {size} of every hit"
         if self.block_size is not None:
@@ -69,21 +69,21 @@ def find_prefix_cost(
     target: Mapping[str, Any],
     block_size: int | None,
     method: str | None = None,
-    connected: bool = False,
+    has_connector: bool = False,
 ) -> PrefixCost | None:
     """Return the cost of a draft with the installed vLLM; None without a draft.
 
     ``method`` is vLLM's name of the drafting method, if ``speculation`` does not give it.
-    ``connected`` is True if a KV connector shares the blocks.
+    ``has_connector`` is True if a KV connector shares the blocks.
     """
     if not speculation:
         return None
-    newer = is_vllm_since(*LOOKAHEAD)
-    dropping = DROPPING_SINCE_033 if newer else DROPPING
+    is_newer = is_vllm_since(*LOOKAHEAD)
+    dropping = DROPPING_SINCE_033 if is_newer else DROPPING
     drops = (method or speculation.get("method")) in dropping
     drops = drops and not speculation.get("disable_eagle_block_drop")
-    legacy = connected or speculation.get("disable_lookahead_block_hashes")
-    looks_ahead = bool(drops and newer and not legacy)
+    legacy = has_connector or speculation.get("disable_lookahead_block_hashes")
+    looks_ahead = bool(drops and is_newer and not legacy)
     drops = drops and not looks_ahead
     return PrefixCost(block_size, _find_window(target), is_recurrent(target), drops, looks_ahead)
 

@@ -40,7 +40,7 @@ class Optimum:
     depth: int
     widths: Ints
     bounds: Ints
-    least: int
+    min_depth: int
     """The greatest depth that a request has asked for."""
     survival: Floats
     """Survival in shape (requests, K)."""
@@ -50,13 +50,13 @@ class Optimum:
     """Seconds of a step at every depth 0 .. K with the best widths."""
     token_s: float
     """Seconds to verify one more draft token."""
-    free: int
+    free_depth: int
     """The best depth if no request had asked for one."""
 
     def is_pinned(self, floors: Sequence[int]) -> bool:
         """Return True if requests with their own depth decide the depth, not its cost."""
-        pinned = self.least > 0 and bool((self.bounds <= floors).all())
-        return self.depth == self.least and (pinned or self.free < self.least)
+        is_bounded = self.min_depth > 0 and bool((self.bounds <= floors).all())
+        return self.depth == self.min_depth and (is_bounded or self.free_depth < self.min_depth)
 
     @property
     def deepest(self) -> Any:
@@ -104,54 +104,56 @@ class Probes:
         """Probe again without a wait, because the best depth has changed."""
         self._wait = 1
 
-    def choose(self, best: Optimum, steps_at: Floats, trials: Floats, age: Ints) -> Probe | None:
+    def choose(self, optimum: Optimum, steps_at: Floats, trials: Floats, age: Ints) -> Probe | None:
         """Return a probe that teaches something and that the budget can pay; None if there is none.
 
         ``steps_at`` counts the observed steps at every depth, ``trials`` those of every request and
         position, and ``age`` the verify steps of every request.
         """
         self._price_s = math.inf
-        untimed = steps_at[best.least : best.depth] < TIMED
-        if untimed.any() and (probe := self._choose_shallower(best, int(untimed.argmax()))):
+        untimed_mask = steps_at[optimum.min_depth : optimum.depth] < TIMED
+        if untimed_mask.any() and (
+            probe := self._choose_shallower(optimum, int(untimed_mask.argmax()))
+        ):
             return probe
-        deepest = best.deepest
-        if best.depth == best.survival.shape[1] or not deepest.any():
+        deepest_mask = optimum.deepest
+        if optimum.depth == optimum.survival.shape[1] or not deepest_mask.any():
             return None
-        cold = deepest & (trials[:, best.depth] < COLD_TRIALS) & (age < COLD_STEPS)
-        if cold.any():
-            return self._choose_deeper(best, cold, is_cold=True)
+        cold_mask = deepest_mask & (trials[:, optimum.depth] < COLD_TRIALS) & (age < COLD_STEPS)
+        if cold_mask.any():
+            return self._choose_deeper(optimum, cold_mask, is_cold=True)
         if self._waited < self._wait:
             self._price_s = 0.0
             return None
-        probe = self._choose_deeper(best, deepest, is_cold=False)
+        probe = self._choose_deeper(optimum, deepest_mask, is_cold=False)
         if probe is not None:
             self._waited = 0
             self._wait = min(2 * self._wait, LONGEST_WAIT)
         return probe
 
-    def _choose_shallower(self, best: Optimum, index: int) -> Probe | None:
+    def _choose_shallower(self, optimum: Optimum, index: int) -> Probe | None:
         """Choose the depth ``index`` above the least, only to measure its time."""
         if self._waited <= 2:
             self._price_s = 0.0
             return None
-        depth = best.least + index
-        positions = np.arange(1, best.depth + 1)
-        within = best.survival[:, : best.depth] * (positions <= best.widths[:, None])
-        lost_s = best.get_tokens_s(float(within[:, depth:].sum()))
-        if not self._pay(lost_s - float(best.seconds[best.depth] - best.seconds[depth])):
+        depth = optimum.min_depth + index
+        positions = np.arange(1, optimum.depth + 1)
+        survival = optimum.survival[:, : optimum.depth] * (positions <= optimum.widths[:, None])
+        lost_s = optimum.get_tokens_s(float(survival[:, depth:].sum()))
+        if not self._pay(lost_s - float(optimum.seconds[optimum.depth] - optimum.seconds[depth])):
             return None
         self._waited = 0
-        return Probe(depth, np.minimum(best.widths, depth))
+        return Probe(depth, np.minimum(optimum.widths, depth))
 
-    def _choose_deeper(self, best: Optimum, mask: Any, is_cold: bool) -> Probe | None:
+    def _choose_deeper(self, optimum: Optimum, mask: Any, is_cold: bool) -> Probe | None:
         """Choose the depth one above the best, for the requests in ``mask``."""
-        depth = best.depth
-        cost_s = float(best.seconds[depth + 1] - best.seconds[depth])
-        cost_s += int(mask.sum()) * best.token_s
-        gain_s = best.get_tokens_s(float(best.survival[mask, depth].sum()))
+        depth = optimum.depth
+        cost_s = float(optimum.seconds[depth + 1] - optimum.seconds[depth])
+        cost_s += int(mask.sum()) * optimum.token_s
+        gain_s = optimum.get_tokens_s(float(optimum.survival[mask, depth].sum()))
         if not self._pay(cost_s - gain_s):
             return None
-        return Probe(depth + 1, np.where(mask, depth + 1, best.widths), is_cold)
+        return Probe(depth + 1, np.where(mask, depth + 1, optimum.widths), is_cold)
 
     def _pay(self, seconds: float) -> bool:
         """Deduct a probe's expected loss from the budget; return False if the budget is too

@@ -189,20 +189,20 @@ class StepCostModel:
         Consecutive steps of the same kind are learnt together, once their time is known well.
         Returns the expected and the actual seconds of the steps that are learnt now.
         """
-        batch, verified, depth, seconds, prompt, mode = step
+        batch, num_verified, depth, seconds, prompt, mode = step
         if seconds <= 0 or batch <= 0:
             return 0.0, 0.0
-        expected = actual = 0.0
-        shape = batch, depth, verified > 0, prompt, mode
+        expected_s = actual_s = 0.0
+        shape = batch, depth, num_verified > 0, prompt, mode
         if self._waiting and shape != self._shape:
-            expected, actual = self._learn()
+            expected_s, actual_s = self._learn()
         self._shape = shape
-        self._waiting.append((verified, seconds))
-        count = self._cell_steps[_size_class(batch)][self._find_cell(batch, verified, depth)]
+        self._waiting.append((num_verified, seconds))
+        count = self._cell_steps[_size_class(batch)][self._find_cell(batch, num_verified, depth)]
         if len(self._waiting) < TOGETHER and count >= TIMED:
-            return expected, actual
+            return expected_s, actual_s
         sums = self._learn()
-        return expected + sums[0], actual + sums[1]
+        return expected_s + sums[0], actual_s + sums[1]
 
     @property
     def _terms(self) -> StepTerms:
@@ -216,10 +216,10 @@ class StepCostModel:
         residual, teaches the correction.
         """
         batch, depth, verifies, prompt, mode = self._shape
-        verified, times = zip(*self._waiting, strict=True)
+        widths, times = zip(*self._waiting, strict=True)
         self._waiting.clear()
         count = len(times)
-        width = sum(verified) / count
+        width = sum(widths) / count
         features = self._describe_step(batch, width, depth, prompt, mode)
         if self._unit is None:
             # Weights are relative to this unit. The first step of any shape sets it, so that their
@@ -245,8 +245,8 @@ class StepCostModel:
         # A step that only drafts, or only verifies, occurs when the depth changes. The first has no
         # cell of its own, and the second must not count for its batch size (``_correct``).
         if not prompt and (not verifies if self._lookup else verifies or not depth):
-            shared = depth > 0 or not verifies
-            self._correct(size, cell, _clip(residual, HUBER), count, shared)
+            is_shared = depth > 0 or not verifies
+            self._correct(size, cell, _clip(residual, HUBER), count, is_shared)
         self.steps += count
         return expected * count, sum(times)
 
@@ -414,7 +414,7 @@ class StepCostModel:
     def _describe_step(
         self,
         batch: int,
-        verified: float,
+        num_verified: float,
         depth: int,
         prompt: int = 0,
         mode: GraphMode = GraphMode.FULL,
@@ -422,8 +422,8 @@ class StepCostModel:
         """Describe a step as the features of the weights. A prompt's weight includes the missing
         FULL graph."""
         if self.graphs is None:
-            return [*_find_features(batch, verified, depth, prompt)[:-NUM_GRAPH_TERMS]]
-        padded = verified if prompt else self.graphs.pad(batch + verified) - batch
+            return [*_find_features(batch, num_verified, depth, prompt)[:-NUM_GRAPH_TERMS]]
+        padded = num_verified if prompt else self.graphs.pad(batch + num_verified) - batch
         graph_mode = GraphMode.FULL if prompt else mode
         return [*_find_features(batch, padded, depth, prompt, graph_mode)]
 
@@ -432,32 +432,32 @@ class StepCostModel:
         speed."""
         return math.exp(self._speed + self._sizes[size]) * (self._unit or 1.0)
 
-    def _find_cell(self, batch: int, verified: float, depth: int) -> int:
+    def _find_cell(self, batch: int, num_verified: float, depth: int) -> int:
         """Return the depth whose correction a step has. A step that only verifies has that of its
         drafts."""
         if self._lookup:
             return 0
-        if depth or not verified:
+        if depth or not num_verified:
             return depth
-        return min(self.depth, max(1, round(verified / batch)))
+        return min(self.depth, max(1, round(num_verified / batch)))
 
-    def _correct(self, size: int, cell: int, residual: float, count: int, shared: bool) -> None:
+    def _correct(self, size: int, cell: int, residual: float, count: int, is_shared: bool) -> None:
         """Distribute the residual of ``count`` steps to the batch size and the cell.
 
-        A step that only verifies is not ``shared`` with the batch size, because it must not make
-        steps without drafts look slow. A step that only drafts teaches neither.
+        A step that only verifies is not shared with the batch size (``is_shared``), because it must
+        not make steps without drafts look slow. A step that only drafts teaches neither.
         """
         # Both corrections add up in the expected time. If their gains exceeded 1 together, as in
         # the first steps, they would overshoot the residual.
         steps, cells = self._cell_steps[size], self._cells[size]
         gains = (
-            _compute_gain(self._size_steps[size], count) * shared,
+            _compute_gain(self._size_steps[size], count) * is_shared,
             _compute_gain(steps[cell], count),
         )
         residual /= max(1.0, sum(gains))
         self._sizes[size] += residual * gains[0]
         cells[cell] = _clip(cells[cell] + residual * gains[1], WIDEST)
-        self._size_steps[size] += shared * count
+        self._size_steps[size] += is_shared * count
         steps[cell] += count
         # Shrinkage: the mean of the batch size's cells counts as TIMED steps of each cell. An
         # untimed depth so has the correction of its neighbours, and is not chosen by default.
@@ -468,17 +468,17 @@ class StepCostModel:
         ]
 
 
-def _fits(value: object, like: object) -> bool:
+def _fits(value: object, template: object) -> bool:
     """Return True if both have the same keys, lengths and nesting, and all values are finite
     numbers."""
-    if isinstance(like, Mapping):
-        if not isinstance(value, Mapping) or value.keys() != like.keys():
+    if isinstance(template, Mapping):
+        if not isinstance(value, Mapping) or value.keys() != template.keys():
             return False
-        return all(_fits(value[key], like[key]) for key in like)
-    if isinstance(like, list):
-        if not isinstance(value, list) or len(value) != len(like):
+        return all(_fits(value[key], template[key]) for key in template)
+    if isinstance(template, list):
+        if not isinstance(value, list) or len(value) != len(template):
             return False
-        return all(map(_fits, value, like))
+        return all(map(_fits, value, template))
     return isinstance(value, int | float) and math.isfinite(value)
 
 

@@ -13,31 +13,31 @@ from eaglegate.engine.speculation.step_graphs import GraphMode, StepGraphs
 
 
 def prefer_uniform(
-    best: Optimum, floors: Sequence[int], cost: StepCostModel, last: int, gain: float
+    optimum: Optimum, floors: Sequence[int], cost: StepCostModel, last_depth: int, gain: float
 ) -> Optimum:
-    """Return ``best``, or one depth with a FULL graph for all requests if that has a higher rate.
+    """Return ``optimum``, or one depth with a FULL graph for all requests if its rate is higher.
 
     Requests near the end of their answer verify as many tokens as the others, because undeliverable
-    tokens cost less than the graph. ``last`` is the depth in use. It is kept unless another one is
-    better by the share ``gain``.
+    tokens cost less than the graph. ``last_depth`` is the depth in use. It is kept unless
+    another one is better by the share ``gain``.
     """
     graphs = cost.graphs
     if graphs is None:
-        return best
-    batch = len(best.bounds)
+        return optimum
+    batch = len(optimum.bounds)
     depths = np.arange(cost.depth + 1)
     seconds = cost.seconds(batch, depths * float(batch))
-    tokens = batch + np.concatenate([[0.0], np.cumsum(best.survival.sum(axis=0))])
+    tokens = batch + np.concatenate([[0.0], np.cumsum(optimum.survival.sum(axis=0))])
     rates = tokens / seconds
-    rate, depth = _compute_rate(best, cost, graphs), None
+    rate, depth = _compute_rate(optimum, cost, graphs), None
     for candidate in _list_depths(graphs, floors, batch):
-        candidate_rate = float(rates[candidate]) * (1 + gain * (candidate == last))
+        candidate_rate = float(rates[candidate]) * (1 + gain * (candidate == last_depth))
         if candidate_rate >= rate * (1 - gain * (depth is None)):
             rate, depth = candidate_rate, candidate
     if depth is None:
-        return best
+        return optimum
     widths = np.full(batch, depth)
-    return replace(best, depth=depth, widths=widths, rate=float(rates[depth]), seconds=seconds)
+    return replace(optimum, depth=depth, widths=widths, rate=float(rates[depth]), seconds=seconds)
 
 
 def _list_depths(graphs: StepGraphs, floors: Sequence[int], batch: int) -> Iterator[int]:
@@ -49,11 +49,11 @@ def _list_depths(graphs: StepGraphs, floors: Sequence[int], batch: int) -> Itera
             yield depth
 
 
-def _compute_rate(best: Optimum, cost: StepCostModel, graphs: StepGraphs) -> float:
+def _compute_rate(optimum: Optimum, cost: StepCostModel, graphs: StepGraphs) -> float:
     """Return the tokens per second of the best plan with its own widths."""
-    batch, positions = len(best.bounds), np.arange(1, best.depth + 1)
-    within = best.survival[:, : best.depth] * (positions <= best.widths[:, None])
-    mode = graphs.find_mode(best.widths.tolist())
-    verified = graphs.pad(batch + int(best.widths.sum())) - batch
-    seconds = cost.estimate(batch, verified, best.depth, mode)
-    return float((batch + within.sum()) / seconds)
+    batch, positions = len(optimum.bounds), np.arange(1, optimum.depth + 1)
+    survival = optimum.survival[:, : optimum.depth] * (positions <= optimum.widths[:, None])
+    mode = graphs.find_mode(optimum.widths.tolist())
+    num_verified = graphs.pad(batch + int(optimum.widths.sum())) - batch
+    seconds = cost.estimate(batch, num_verified, optimum.depth, mode)
+    return float((batch + survival.sum()) / seconds)

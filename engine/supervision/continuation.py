@@ -73,8 +73,8 @@ class Continuation:
 
     def pop_skipped(self) -> list[DecodeStep]:
         """Return and forget the decode steps whose tokens had been delivered before."""
-        skipped, self._skipped = self._skipped, []
-        return skipped
+        steps, self._skipped = self._skipped, []
+        return steps
 
     def _build_replay(self) -> EngineRequest:
         if not self._delivered:
@@ -101,8 +101,8 @@ class Continuation:
         if not step.token_ids:
             return replace(step, cached_tokens=None, recomputed_tokens=None)
         self._resuming = False
-        prefilled = min(1, _count_prefilled(step))
-        decode = (*self._make_plain(prefilled), *step.decode) if self._accounts else step.decode
+        num_prefilled = min(1, _count_prefilled(step))
+        decode = (*self._make_plain(num_prefilled), *step.decode) if self._accounts else step.decode
         return replace(step, decode=decode, cached_tokens=None, recomputed_tokens=None)
 
     def _make_plain(self, tokens: int) -> Iterator[DecodeStep]:
@@ -158,13 +158,13 @@ def skip_tokens(step: Step, tokens: int) -> Iterator[DecodeStep]:
 def _drop_head(step: DecodeStep, tokens: int) -> DecodeStep:
     if not tokens:
         return step
-    drafted = step.drafted - tokens
+    num_drafted = step.drafted - tokens
     return replace(
         step,
-        drafted=drafted,
+        drafted=num_drafted,
         accepted=step.accepted - tokens,
         delivered=step.delivered - tokens,
-        undrafted=None if drafted else UndraftedReason.REFUSED,
+        undrafted=None if num_drafted else UndraftedReason.REFUSED,
     )
 
 
@@ -177,13 +177,13 @@ def _is_penalised(sampling: Sampling) -> bool:
     """Return True if a rule counts output tokens only, so that delivered tokens must not become
     prompt."""
     budget = sampling.thinking_token_budget is not None
-    penalised = sampling.presence_penalty or sampling.frequency_penalty
-    return bool(penalised or sampling.bad_words or budget or sampling.repetition)
+    has_penalty = sampling.presence_penalty or sampling.frequency_penalty
+    return bool(has_penalty or sampling.bad_words or budget or sampling.repetition)
 
 
 def _make_repeatable(request: EngineRequest) -> EngineRequest:
     sampling = request.sampling
-    sampled = sampling.temperature > 0 and sampling.seed is None
-    if not sampled or is_resumable(request):
+    is_sampled = sampling.temperature > 0 and sampling.seed is None
+    if not is_sampled or is_resumable(request):
         return request
     return replace(request, sampling=replace(sampling, seed=secrets.randbits(31)))

@@ -170,7 +170,7 @@ class RecoveryObserver:
     def record_draft_death(self, method: str, depth: int) -> None:
         """Record that drafts killed an engine: its request succeeded without them."""
 
-    def record_draft_hold(self, hold: DraftHold, *, held: bool) -> None:
+    def record_draft_hold(self, hold: DraftHold, *, is_held: bool) -> None:
         """Record that a depth is held because it killed engines, or that the hold is released."""
 
 
@@ -204,8 +204,8 @@ class EngineLoss:
     def summary(self) -> str:
         """The loss in one line."""
         details = [text for text in (self.ended_by, self.error) if text] or [self.reason]
-        lived = "" if self.lived_s is None else f" after {self.lived_s:.1f} s"
-        return f"{self.cause}{lived}: {'; '.join(details)}"
+        lifetime = "" if self.lived_s is None else f" after {self.lived_s:.1f} s"
+        return f"{self.cause}{lifetime}: {'; '.join(details)}"
 
 
 class LossLog:

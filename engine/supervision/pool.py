@@ -320,14 +320,14 @@ class EnginePool(ResilientEngine, SupportsUnclaimed):
             "POST /admin/speculation/release",
             hold.depth, hold.method, hold.bound,
         )  # fmt: skip
-        self.observer.record_draft_hold(hold, held=True)
+        self.observer.record_draft_hold(hold, is_held=True)
         self._change_bound()
 
     def release_drafts(self) -> tuple[DraftHold, ...]:
         """Release the held depths on behalf of an operator, and return the holds."""
         released = self.draft_blame.release()
         for hold in released:
-            self.observer.record_draft_hold(hold, held=False)
+            self.observer.record_draft_hold(hold, is_held=False)
         if released:
             log.warning("an operator released %d depths that were held off", len(released))
             self._change_bound()

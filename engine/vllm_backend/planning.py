@@ -243,7 +243,7 @@ class StepPlanning:
         again."""
         if not isinstance(self._planner, DepthPlanner):
             return False
-        self._planner.frozen = self._frozen_depth = depth
+        self._planner.frozen_depth = self._frozen_depth = depth
         return True
 
     def get_width(self, request: Request, num_useful: int) -> int:

@@ -124,11 +124,11 @@ class StepSharing:
         self, ration: Ration, decoding_requests: list[Request], pending_tokens: dict[str, int]
     ) -> int:
         """Hold and cut requests, and return the number of tokens that the step saves."""
-        held_names = set(ration.held) if self._may_hold else set()
+        held_names = set(ration.held_requests) if self._may_hold else set()
         num_saved = 0
         for request in decoding_requests:
             name = request.request_id
-            width = 0 if name in ration.held else ration.widths.get(name)
+            width = 0 if name in ration.held_requests else ration.widths.get(name)
             if name in held_names:
                 self._hold([request])
                 num_saved += pending_tokens[name]

@@ -112,7 +112,7 @@ def _describe_speculation(config: SpeculativeConfig | None) -> SpeculationInfo:
     if config is None:
         return SpeculationInfo("none", 0, summary="no speculation: no draft was given")
     method, depth, draft = _name_method(config), config.num_speculative_tokens, str(config.model)
-    is_known = find_method({"method": config.method}).known
+    is_known = find_method({"method": config.method}).is_known
     lossy = find_lossy({field.name: getattr(config, field.name) for field in fields(config)})
     summary = add_lossy(f"{method}, K = {depth}, draft {draft}", lossy)
     return SpeculationInfo(method, depth, draft, summary, per_request=is_known, lossy=lossy)

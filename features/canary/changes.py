@@ -53,7 +53,7 @@ class CanaryChanges:
 
     def release(self, worker: str) -> None:
         """Return a rolled-back worker to normal routing. Raises ChangeRefused."""
-        workers = self.require_fleet().reservations.held
+        workers = self.require_fleet().reservations.held_names
         if worker not in workers:
             raise ChangeRefused(
                 f"The worker {worker!r} is not held. Held: {', '.join(sorted(workers)) or 'none'}."

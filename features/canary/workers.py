@@ -75,7 +75,7 @@ class WorkerChange:
             raise ChangeRefused("No other worker serves, so there is nothing to compare with.")
         self._names, self._openings = [worker.name, *others], worker.openings
         self._fleet.reservations.candidate = worker.name
-        self._fleet.reservations.held.discard(worker.name)
+        self._fleet.reservations.held_names.discard(worker.name)
         self._policy.trial = PolicyTrial(self._draw)
 
     def _draw(self, unit: str) -> Arm:
@@ -111,7 +111,7 @@ class WorkerChange:
 
     async def roll_back(self) -> None:
         """Send new requests to the other workers until an operator releases the candidate."""
-        self._fleet.reservations.held.add(self.candidate)
+        self._fleet.reservations.held_names.add(self.candidate)
         log.warning("worker %s is held: it gets no new requests", self.candidate)
 
     async def leave(self) -> None:

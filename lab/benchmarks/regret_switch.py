@@ -78,11 +78,11 @@ class SwitchingPlanner(DepthPlanner):
     ) -> DepthPlan:
         if self._steps >= SWITCH:
             self._switch()
-        self.frozen = None
+        self.frozen_depth = None
         if self._lane != "auto":
             depths = map(self._get_depth, requests)
             bounds = [min(pair) for pair in zip(bounds, depths, strict=True)]
-            self.frozen = max(bounds, default=0)
+            self.frozen_depth = max(bounds, default=0)
         start_s = self.totals.planning_s
         plan = super().plan(requests, bounds, floors)
         self._planned_s = self.totals.planning_s - start_s

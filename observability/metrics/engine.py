@@ -96,7 +96,7 @@ class EngineState(MetricGroup):
 
     def _set_hold(self, fact: DepthHeld) -> None:
         labels = {"engine": fact.engine, "method": fact.hold.method, "depth": str(fact.hold.depth)}
-        if fact.held:
+        if fact.is_held:
             self._draft_holds(*labels.values()).set(1)
         else:
             self._draft_holds.remove(**labels)

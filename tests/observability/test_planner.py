@@ -97,7 +97,7 @@ async def test_steps_shared_with_a_latency_class_are_counted() -> None:
     for _ in range(200):
         ration = share.ration(rows, 0, 0)
         assert ration is not None
-        kept = [row for row in rows if row.name not in ration.held]
+        kept = [row for row in rows if row.name not in ration.held_requests]
         if (step := share.settle(kept, 0, 0, 0)) is not None:
             share.observe_step(step, 0.01 + 0.001 * step.rows)
     telemetry = Telemetry(GROUPS, TelemetrySettings(models=("m",)))

@@ -47,9 +47,9 @@ def test_an_engine_is_a_problem_while_it_is_down(telemetry):
 
 def test_a_depth_is_a_problem_while_it_is_held_off(telemetry):
     hold = DraftHold("eagle3", 5, 2, time.time())
-    telemetry.facts.publish(DepthHeld("default", hold, held=True))
+    telemetry.facts.publish(DepthHeld("default", hold, is_held=True))
     assert "eagle3 killed the engine at depth 5" in get_problem(telemetry)
-    telemetry.facts.publish(DepthHeld("default", hold, held=False))
+    telemetry.facts.publish(DepthHeld("default", hold, is_held=False))
     assert get_problem(telemetry) == ""
 
 

@@ -154,14 +154,14 @@ def describe_other_settings(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def build_report(case: InspectionCase, findings: tuple[DraftFinding, ...]) -> SpeculationReport:
-    described = describe(case)
+    description = describe(case)
     model = case.settings.get("model")
     return SpeculationReport(
-        method=described.method,
-        summary=described.summary,
+        method=description.method,
+        summary=description.summary,
         depth=get_int(case.settings, "num_speculative_tokens"),
         draft=model if isinstance(model, str) else None,
         inspected=case.checkpoint is not None or case.method in MODEL_FREE,
-        facts={**described.facts, **describe_other_settings(case.settings)},
+        facts={**description.facts, **describe_other_settings(case.settings)},
         findings=findings,
     )

@@ -75,8 +75,8 @@ class BlockDraft:
         """The model name that vLLM looks up."""
         name = next(iter(get_strings(self.read, "architectures")), "")
         if self.method == "dspark":
-            renamed = name == "DSparkDraftModel" and self.read.get("model_type") == "qwen3"
-            return "Qwen3DSparkModel" if renamed else name
+            is_renamed = name == "DSparkDraftModel" and self.read.get("model_type") == "qwen3"
+            return "Qwen3DSparkModel" if is_renamed else name
         if not name or name.startswith("DFlash") or name.endswith("DFlash"):
             return name
         return name if name in DFLASH_ARCHITECTURES else f"DFlash{name}"
@@ -92,9 +92,9 @@ class BlockDraft:
 
     @property
     def uses_aux(self) -> bool:
-        merged = {**self.draft.eagle_config, **self.inner}
+        config = {**self.draft.eagle_config, **self.inner}
         default = self.read.get("use_aux_hidden_state", True)
-        return bool(merged.get("use_aux_hidden_state", default))
+        return bool(config.get("use_aux_hidden_state", default))
 
     @property
     def captured(self) -> CapturedLayers | None:

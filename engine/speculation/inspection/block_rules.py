@@ -71,41 +71,42 @@ def check_block_layers(case: InspectionCase) -> Iterator[Violation]:
     block = BlockDraft(case.draft, case.method)
     if not block.uses_aux:
         return
-    captured = block.captured
-    if captured is None:
+    captured_layers = block.captured
+    if captured_layers is None:
         key = BLOCK_LAYER_IDS if case.draft.speculators else "dflash_config.target_layer_ids"
         yield error(
             f"config.json names no layers of the target to read ({key})",
             "write the ids the draft was trained with",
         )
         return
-    yield from check_ids(captured, case.target.num_layers if case.target else None)
+    yield from check_ids(captured_layers, case.target.num_layers if case.target else None)
 
 
-def check_ids(captured: CapturedLayers, layers: int | None) -> Iterator[Violation]:
-    highest = None if layers is None else layers - 1 + captured.first
-    ids = captured.ids
+def check_ids(captured_layers: CapturedLayers, layers: int | None) -> Iterator[Violation]:
+    max_id = None if layers is None else layers - 1 + captured_layers.first
+    ids = captured_layers.ids
     strays = [
         layer_id for layer_id in ids if not isinstance(layer_id, int) or isinstance(layer_id, bool)
     ]
     if strays:
-        yield error(f"{captured.key} holds {strays[0]!r}", "give whole numbers")
+        yield error(f"{captured_layers.key} holds {strays[0]!r}", "give whole numbers")
         return
     for layer_id in ids:
-        if layer_id < 0 or (highest is not None and layer_id > highest):
+        if layer_id < 0 or (max_id is not None and layer_id > max_id):
             yield error(
-                f"{captured.key} holds {layer_id}; this target has 0 to {highest}",
+                f"{captured_layers.key} holds {layer_id}; this target has 0 to {max_id}",
                 f"{OWN}, or its true ids",
             )
             return
     if len(set(ids)) < len(ids):
         yield error(
-            f"{captured.key} {ids} repeats a layer; vLLM hands each out once",
+            f"{captured_layers.key} {ids} repeats a layer; vLLM hands each out once",
             "give each layer once",
         )
     elif ids != sorted(ids):
         yield warning(
-            f"{captured.key} {ids} are not ascending; vLLM hands the states out in layer order",
+            f"{captured_layers.key} {ids} are not ascending; "
+            "vLLM hands the states out in layer order",
             "sort the ids if it was trained so, else permute fc's columns",
         )
 

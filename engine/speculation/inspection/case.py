@@ -223,10 +223,10 @@ def detect_kind_by_config(config: Mapping[str, Any]) -> str | None:
 
 def detect_kind_by_tensors(checkpoint: Checkpoint) -> str | None:
     tensors = checkpoint.tensors
-    plain = {name.removeprefix("model.") for name in tensors}
-    if any("hidden_norm" in name or name.startswith("midlayer.") for name in plain):
+    names = {name.removeprefix("model.") for name in tensors}
+    if any("hidden_norm" in name or name.startswith("midlayer.") for name in names):
         return "eagle3"
-    if "fc.weight" in plain:
+    if "fc.weight" in names:
         return "eagle"
     if any(name.startswith("model.layers.") for name in tensors):
         return "draft_model"

@@ -111,9 +111,9 @@ def read_pickled(path: Path, config: Mapping[str, Any], files: list[Path]) -> Ch
 
 def read_config(path: Path) -> Mapping[str, Any]:
     if not path.is_dir():
-        what = "is a file" if path.exists() else "does not exist"
+        state = "is a file" if path.exists() else "does not exist"
         raise InvalidCheckpoint(
-            "folder-absent", f"{path} {what}", "name the folder that holds config.json and weights"
+            "folder-absent", f"{path} {state}", "name the folder that holds config.json and weights"
         )
     file = path / "config.json"
     if not file.is_file() and (path / MISTRAL).is_file():

@@ -75,10 +75,10 @@ def check_sizes(case: InspectionCase) -> Iterator[Violation]:
         yield error("config.json gives no model_type", "Llama-shaped: 'llama'")
 
 
-def list_parts(raw: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    inner = get_mapping(raw, INNER)
-    nested = get_mapping(raw, NESTED) or get_mapping(inner, NESTED)
-    return {TOP: raw, NESTED: nested, INNER: inner}
+def list_parts(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    inner_config = get_mapping(config, INNER)
+    nested_config = get_mapping(config, NESTED) or get_mapping(inner_config, NESTED)
+    return {TOP: config, NESTED: nested_config, INNER: inner_config}
 
 
 def check_misspelt_keys(case: InspectionCase) -> Iterator[Violation]:
@@ -124,16 +124,16 @@ def check_misplaced_keys(case: InspectionCase) -> Iterator[Violation]:
     for key in FLAGS:
         if key == NESTED:
             continue
-        read = list_places_read(case, key)
-        unread = [
+        read_places = list_places_read(case, key)
+        unread_places = [
             place
             for place, part in parts.items()
-            if place not in read and part.get(key) and part[key] != get_effective(case, key)
+            if place not in read_places and part.get(key) and part[key] != get_effective(case, key)
         ]
-        if unread and not any(parts[place].get(key) for place in read):
+        if unread_places and not any(parts[place].get(key) for place in read_places):
             yield warning(
-                f"{key!r} is in {unread[0]}, where vLLM does not read it",
-                f"move it to {read[0]} of config.json",
+                f"{key!r} is in {unread_places[0]}, where vLLM does not read it",
+                f"move it to {read_places[0]} of config.json",
             )
 
 
@@ -166,8 +166,8 @@ def check_mla_norm(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_residual_default(case: InspectionCase) -> Iterator[Violation]:
-    converted = case.draft.raw.get(TYPE) == "eagle3"
-    if converted and "norm_before_residual" not in case.draft.raw:
+    is_converted = case.draft.raw.get(TYPE) == "eagle3"
+    if is_converted and "norm_before_residual" not in case.draft.raw:
         yield warning(
             "'norm_before_residual' is absent: vLLM takes true, the speculators library false",
             "write the value it was trained with",
@@ -235,15 +235,15 @@ def check_sharding(case: InspectionCase) -> Iterator[Violation]:
         return
     kv = draft.num_kv_heads
     uneven_kv = draft.shape is not DecoderLayer.MLA and kv and kv % size and size % kv
-    for what, count, uneven in (
+    for name, count, is_uneven in (
         ("num_attention_heads", draft.num_heads, draft.num_heads and draft.num_heads % size),
         ("num_key_value_heads", kv, uneven_kv),
         ("intermediate_size", draft.number("intermediate_size"),
          (draft.number("intermediate_size") or 0) % size),
     ):  # fmt: skip
-        if uneven:
+        if is_uneven:
             yield error(
-                f"the draft's {what} {count} does not divide over {size} ranks",
+                f"the draft's {name} {count} does not divide over {size} ranks",
                 "use a tensor parallel size that divides it",
             )
 
@@ -252,9 +252,9 @@ def check_positions(case: InspectionCase) -> Iterator[Violation]:
     length, served_len = case.draft.max_positions, case.served_len
     if length is None or served_len is None or length >= served_len:
         return
-    how = "has" if case.draft.number("max_position_embeddings") else "defaults to"
+    verb = "has" if case.draft.number("max_position_embeddings") else "defaults to"
     yield warning(
-        f"the draft {how} max_position_embeddings {length}, requests may have "
+        f"the draft {verb} max_position_embeddings {length}, requests may have "
         f"{served_len} positions",
         f"drafting stops for the whole batch when one request passes {length}: "
         f"serve with --max-model-len {length}, or raise the value and watch acceptance",

@@ -225,8 +225,8 @@ class DraftConfig:
         return len(ids) if isinstance(ids, list) and ids else DEFAULT_AUX
 
 
-def read_draft(raw: Mapping[str, Any]) -> DraftConfig:
-    return DraftConfig(raw, convert_as_vllm(raw))
+def read_draft(config: Mapping[str, Any]) -> DraftConfig:
+    return DraftConfig(config, convert_as_vllm(config))
 
 
 MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
@@ -235,9 +235,9 @@ MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_
 
 def find_mask_token(config: Mapping[str, Any]) -> tuple[str, Any] | None:
     """Return the key from which vLLM takes the mask token, and its value; None if there is none."""
-    inner = get_mapping(config, "dflash_config")
-    if "mask_token_id" in inner:
-        return "mask_token_id", inner["mask_token_id"]
+    dflash_config = get_mapping(config, "dflash_config")
+    if "mask_token_id" in dflash_config:
+        return "mask_token_id", dflash_config["mask_token_id"]
     if config.get("mask_token_id") is not None:
         return "mask_token_id", config["mask_token_id"]
     return next(((key, config[key]) for key in MASK_KEYS[1:] if key in config), None)

@@ -166,10 +166,10 @@ def check_draft_parallelism(case: InspectionCase) -> Iterator[Violation]:
 def check_draft_length(case: InspectionCase) -> Iterator[Violation]:
     length = get_int(case.settings, "max_model_len")
     draft_limit = case.draft.max_positions if case.checkpoint else None
-    for limit, whose in ((case.served_len, "the target's"), (draft_limit, "the draft's")):
+    for limit, owner in ((case.served_len, "the target's"), (draft_limit, "the draft's")):
         if length is not None and limit is not None and length > limit:
             yield error(
-                f"max_model_len {length} in --speculative-config exceeds {whose} {limit}",
+                f"max_model_len {length} in --speculative-config exceeds {owner} {limit}",
                 f"give at most {limit}, or leave it out",
             )
 
@@ -281,8 +281,11 @@ def check_mtp_layers(case: InspectionCase) -> Iterator[Violation]:
 
 def check_mask_token(case: InspectionCase) -> Iterator[Violation]:
     """Check the mask token, with which parallel drafting fills the positions that it predicts."""
-    parallel = case.settings.get("parallel_drafting") and case.method in ("eagle3", "draft_model")
-    if case.checkpoint is None or not parallel:
+    is_parallel = case.settings.get("parallel_drafting") and case.method in (
+        "eagle3",
+        "draft_model",
+    )
+    if case.checkpoint is None or not is_parallel:
         return
     if not case.draft.speculators or case.kind is not None:
         yield from check_mask_id(case)
@@ -321,10 +324,10 @@ def find_embedding_rows(case: InspectionCase) -> int | None:
 
 
 def check_loader(case: InspectionCase) -> Iterator[Violation]:
-    newer = is_vllm_since(0, 33)
-    reason = (REMOVED_IN_033 if newer else WITHOUT_LOADER).get(case.method)
+    is_newer = is_vllm_since(0, 33)
+    reason = (REMOVED_IN_033 if is_newer else WITHOUT_LOADER).get(case.method)
     if reason is not None:
-        series = "0.33" if newer else "0.32"
+        series = "0.33" if is_newer else "0.32"
         yield error(f"vLLM {series} does not load drafts of method {case.method!r}", reason)
 
 

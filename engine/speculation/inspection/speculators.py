@@ -46,71 +46,71 @@ NOT_LOADED: Mapping[str, str] = {
 """Advice for each type of speculators 0.9 that vLLM does not load."""
 
 
-def is_speculators(raw: Mapping[str, Any]) -> bool:
-    return TYPE in raw or PART in raw
+def is_speculators(source: Mapping[str, Any]) -> bool:
+    return TYPE in source or PART in source
 
 
-def convert_as_vllm(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def convert_as_vllm(source: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the flat config after vLLM's conversion of the speculators format."""
-    convert = CONVERSIONS.get(str(raw.get(TYPE)))
-    return {**get_mapping(raw, LAYER_PART), **convert(raw)} if convert else raw
+    convert = CONVERSIONS.get(str(source.get(TYPE)))
+    return {**get_mapping(source, LAYER_PART), **convert(source)} if convert else source
 
 
-def convert_eagle(raw: Mapping[str, Any]) -> dict[str, Any]:
-    kind = raw[TYPE]
-    config = {"draft_vocab_size": raw.get("draft_vocab_size")}
-    config |= {key: raw.get(key, False) for key in FROM_TOP[kind]}
-    config["norm_before_residual"] = raw.get("norm_before_residual", kind == "eagle3")
-    config |= list_given(raw, "target_hidden_size")
-    if raw.get(LAYER_IDS):
-        config[LAYER_IDS] = raw[LAYER_IDS]
+def convert_eagle(source: Mapping[str, Any]) -> dict[str, Any]:
+    kind = source[TYPE]
+    config = {"draft_vocab_size": source.get("draft_vocab_size")}
+    config |= {key: source.get(key, False) for key in FROM_TOP[kind]}
+    config["norm_before_residual"] = source.get("norm_before_residual", kind == "eagle3")
+    config |= list_given(source, "target_hidden_size")
+    if source.get(LAYER_IDS):
+        config[LAYER_IDS] = source[LAYER_IDS]
     if kind == "peagle":
-        config["pard_token"] = raw.get("mask_token_id")
-    model_type = get_mapping(raw, LAYER_PART).get("model_type", "llama")
+        config["pard_token"] = source.get("mask_token_id")
+    model_type = get_mapping(source, LAYER_PART).get("model_type", "llama")
     shape = EAGLE_ARCHITECTURES.get((kind, str(model_type)))
     return config | {"architectures": [shape] if shape else []}
 
 
-def convert_dflash(raw: Mapping[str, Any]) -> dict[str, Any]:
-    ids = raw.get(BLOCK_LAYER_IDS)
-    inner: dict[str, Any] = {
-        "mask_token_id": raw.get("mask_token_id"),
+def convert_dflash(source: Mapping[str, Any]) -> dict[str, Any]:
+    ids = source.get(BLOCK_LAYER_IDS)
+    dflash_config: dict[str, Any] = {
+        "mask_token_id": source.get("mask_token_id"),
         "target_layer_ids": count_from_zero(ids),
-        "sample_from_anchor": raw.get("sample_from_anchor", False),
-        "causal": not raw.get("sliding_window_non_causal", True),
+        "sample_from_anchor": source.get("sample_from_anchor", False),
+        "causal": not source.get("sliding_window_non_causal", True),
     }
-    config = {"draft_vocab_size": raw.get("draft_vocab_size")}
-    config |= list_given(raw, "target_hidden_size")
+    config = {"draft_vocab_size": source.get("draft_vocab_size")}
+    config |= list_given(source, "target_hidden_size")
     return config | {
         "architectures": ["DFlashDraftModel"],
         LAYER_IDS: ids,
-        "dflash_config": inner,
+        "dflash_config": dflash_config,
     }
 
 
-def convert_dflash2(raw: Mapping[str, Any]) -> dict[str, Any]:
-    config = convert_dflash(raw)
-    config["dflash_config"] |= list_given(raw, *SELECTOR_KEYS)
+def convert_dflash2(source: Mapping[str, Any]) -> dict[str, Any]:
+    config = convert_dflash(source)
+    config["dflash_config"] |= list_given(source, *SELECTOR_KEYS)
     return config | {"architectures": ["DFlash2DraftModel"]}
 
 
-def convert_dspark(raw: Mapping[str, Any]) -> dict[str, Any]:
+def convert_dspark(source: Mapping[str, Any]) -> dict[str, Any]:
     architectures = [
-        name for name in get_strings(raw, "architectures") if name in DSPARK_ARCHITECTURES
+        name for name in get_strings(source, "architectures") if name in DSPARK_ARCHITECTURES
     ]
-    samples_anchor, ids = raw.get("sample_from_anchor", False), raw.get(BLOCK_LAYER_IDS)
+    samples_anchor, ids = source.get("sample_from_anchor", False), source.get(BLOCK_LAYER_IDS)
     return {
         "architectures": architectures or [DSPARK_ARCHITECTURES[0]],
         "sample_from_anchor": samples_anchor,
         "dspark_bonus_anchor": not samples_anchor,
         LAYER_IDS: ids,
         "target_layer_ids": count_from_zero(ids),
-        **list_given(raw, *DSPARK_KEYS),
+        **list_given(source, *DSPARK_KEYS),
     }
 
 
-def list_given(raw: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    return {key: raw[key] for key in keys if raw.get(key) is not None}
+def list_given(source: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: source[key] for key in keys if source.get(key) is not None}
 
 
 def count_from_zero(ids: Any) -> list[Any] | None:
@@ -130,19 +130,19 @@ CONVERSIONS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 }
 
 
-def get_proposal(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def get_proposal(source: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the first proposal method, the only one that vLLM reads."""
-    methods = get_mapping(raw, PART).get("proposal_methods")
+    methods = get_mapping(source, PART).get("proposal_methods")
     proposal = methods[0] if isinstance(methods, list) and methods else None
     return proposal if isinstance(proposal, Mapping) else {}
 
 
-def get_proposed_depth(raw: Mapping[str, Any]) -> int | None:
-    return get_int(get_proposal(raw), "speculative_tokens")
+def get_proposed_depth(source: Mapping[str, Any]) -> int | None:
+    return get_int(get_proposal(source), "speculative_tokens")
 
 
-def get_verifier(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    return get_mapping(get_mapping(raw, PART), "verifier")
+def get_verifier(source: Mapping[str, Any]) -> Mapping[str, Any]:
+    return get_mapping(get_mapping(source, PART), "verifier")
 
 
 def get_int(config: Mapping[str, Any], key: str) -> int | None:

@@ -211,9 +211,9 @@ def check_head(case: InspectionCase) -> Iterator[Violation]:
     if "lm_head.weight" in case.tensors:
         return
     draft, target = case.draft, case.target
-    reduced = draft.draft_vocab_size != draft.vocab_size
-    narrow = target is not None and target.hidden_size not in (None, draft.hidden_size)
-    if reduced or narrow:
+    is_reduced = draft.draft_vocab_size != draft.vocab_size
+    is_narrow = target is not None and target.hidden_size not in (None, draft.hidden_size)
+    if is_reduced or is_narrow:
         yield error(
             "lm_head.weight is missing and the target's cannot stand in: another shape",
             "export the draft again, with its head",

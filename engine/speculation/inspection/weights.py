@@ -177,10 +177,10 @@ def make_truncated_error(file: Path, size: int, needed: int) -> InvalidCheckpoin
     )
 
 
-def make_malformed_error(file: Path, why: str) -> InvalidCheckpoint:
+def make_malformed_error(file: Path, reason: str) -> InvalidCheckpoint:
     return InvalidCheckpoint(
         "weights-malformed",
-        f"{file.name} is not a safetensors file: {why}",
+        f"{file.name} is not a safetensors file: {reason}",
         "download the file again, or export it with the safetensors library",
     )
 

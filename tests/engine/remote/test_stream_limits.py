@@ -18,7 +18,7 @@ from tests.engine.remote.bad_workers import BadWorker, listening
 pytestmark = pytest.mark.thorough
 
 PATIENT = ConnectionSettings(connect_s=5.0, first_token_s=300.0, idle_s=60.0, start_s=1.0)
-LIMITS = ReplyLimits(event=32 << 20, whole=32 << 20, frames=5000, tokens=1000)
+LIMITS = ReplyLimits(event=32 << 20, reply=32 << 20, frames=5000, tokens=1000)
 STREAM = b"content-type: text/event-stream\r\n"
 EVENT = b'data: {"choices": []}\n\n'
 

@@ -53,7 +53,7 @@ def run(
         in_step = [
             DecodingRow(one.name, ration.widths.get(one.name, one.width))
             for one in rows
-            if one.name not in ration.held
+            if one.name not in ration.held_requests
         ]
         read = min(prompt, prompt if ration.prompt is None else ration.prompt)
         shared = share.settle(in_step, read, DEPTH, DEPTH)
@@ -113,7 +113,7 @@ def test_others_are_limited_where_no_step_alone_is_known() -> None:
     for depth in range(300):
         ration = share.ration(rows, 0, depth)
         assert ration is not None
-        kept = [row for row in rows if row.name not in ration.held]
+        kept = [row for row in rows if row.name not in ration.held_requests]
         served.update(row.name for row in kept)
         share.settle(kept, 0, depth, depth + 1)
     assert served["fast"] == 300
@@ -141,7 +141,7 @@ def test_turns_and_waits_are_counted_by_key() -> None:
     assert found == {
         "slow": {
             "in_step": sum(served[row.name] for row in rows[1:]),
-            "waited": sum(len(ration.held) for ration in rations),
+            "waited": sum(len(ration.held_requests) for ration in rations),
         }
     }
     for at in range(100):
@@ -190,7 +190,7 @@ def test_several_turns_of_one_step_are_shared_by_weight() -> None:
     for _ in range(3):
         run(share, rows[:2], steps=20, **cost)
         _, (ration,), _ = run(share, rows, steps=1, **cost)
-        (held,) = ration.held
+        (held,) = ration.held_requests
         assert held.startswith("light")
 
 

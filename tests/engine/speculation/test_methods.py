@@ -41,21 +41,21 @@ DEPTH = 7
 def test_methods(speculation, name, first, second):
     """vLLM moves a method that one runner lacks to the other."""
     method = find_method(speculation)
-    assert method.name == name and method.known and method.runs
+    assert method.name == name and method.is_known and method.runs
     assert method.on(Runner.FIRST) is first
     assert method.on(Runner.SECOND) is second
 
 
 def test_every_summary_says_what_a_step_does():
     for method in METHODS.values():
-        assert method.known and method.summary
+        assert method.is_known and method.summary
     assert "second model runner" in METHODS["draft_model"].summary
     assert "second model runner" not in METHODS["eagle3"].summary
 
 
 def test_a_method_that_is_not_known_stays_at_k():
     method = find_method({"method": "oracle"})
-    assert not method.known
+    assert not method.is_known
     assert {method.on(runner).depth for runner in Runner} == {StepDepth.FIXED}
     assert method.summary == (
         "drafts and verifies K tokens at every step: eaglegate does not know method oracle"
@@ -66,7 +66,7 @@ def test_the_table_names_every_method_that_inspection_knows():
     """Two more make no drafts of their own and stay at their fixed depth."""
     fixed = {"custom_class", "extract_hidden_states"}
     assert {find_method({"method": name}).name for name in KNOWN - fixed} == set(METHODS)
-    assert not any(find_method({"method": name}).known for name in fixed)
+    assert not any(find_method({"method": name}).is_known for name in fixed)
 
 
 def drive(planner: DepthPlanner, acceptance: float, steps: int) -> list[int]:

@@ -199,7 +199,7 @@ def test_step_times_are_learnt(seed: int) -> None:
 def test_frozen_means_that_depth() -> None:
     planner = DepthPlanner(DEPTH)
     planner.begin("a", "", "")
-    planner.frozen = 2
+    planner.frozen_depth = 2
     plan = planner.plan(["a"], [DEPTH])
     assert (plan.depth, plan.widths, plan.reason) == (2, [2], DepthReason.FROZEN)
 
@@ -446,9 +446,9 @@ def test_a_new_request_joins_no_plan_that_verifies_less_or_drafts_less_than_it_a
         planner.observe(["a", "b"], before.widths, [before.widths[0], 0])
     assert before.widths[1] < before.depth
     assert planner.plan(["a", "new"], [DEPTH] * 2).tokens != before.tokens
-    planner.frozen = 1
+    planner.frozen_depth = 1
     planner.plan(["a"], [DEPTH])
-    planner.frozen = None
+    planner.frozen_depth = None
     deeper = planner.plan(["a", "own"], [DEPTH] * 2, [0, DEPTH])
     assert deeper.depth == DEPTH and deeper.widths[1] == DEPTH
 

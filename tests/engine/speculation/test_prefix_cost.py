@@ -41,7 +41,7 @@ def test_hashes_of_vllm_033_look_ahead(
     settings: dict[str, object], connected: bool, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vllm_contract, "find_vllm", lambda: ("vllm", "0.33.1+cu130"))
-    cost = find_prefix_cost(settings, FULL, 16, connected=connected)
+    cost = find_prefix_cost(settings, FULL, 16, has_connector=connected)
     assert cost is not None
     assert words in cost.explain()
 

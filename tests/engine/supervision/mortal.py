@@ -159,8 +159,8 @@ class Notes:
     def record_draft_death(self, method: str, depth: int) -> None:
         self.draft_deaths.append((method, depth))
 
-    def record_draft_hold(self, hold: DraftHold, *, held: bool) -> None:
-        self.held.append((hold.depth, held))
+    def record_draft_hold(self, hold: DraftHold, *, is_held: bool) -> None:
+        self.held.append((hold.depth, is_held))
 
 
 def supervised(

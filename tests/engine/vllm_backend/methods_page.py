@@ -113,7 +113,7 @@ def list_second() -> list[str]:
         methods.setdefault(row.title, method)
     return [
         f"| {title} | {' | '.join(describe(method.second))} |\n"
-        if method.second and method.known
+        if method.second and method.is_known
         else f"| {title} | not there: vLLM takes the first | |\n"
         for title, method in methods.items()
     ]

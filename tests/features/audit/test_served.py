@@ -93,7 +93,7 @@ async def test_a_depth_that_is_held_off_is_shown_and_released(
     hold = DraftHold("eagle3", 5, 2, 1.0)
     observer = SupervisionObserver(telemetry)
     observer.record_draft_death("eagle3", 5)
-    observer.record_draft_hold(hold, held=True)
+    observer.record_draft_hold(hold, is_held=True)
     labels = '{depth="5",engine="default",method="eagle3"} 1.0'
     page = render_metrics(telemetry.registry).decode()
     assert f"eaglegate_draft_deaths_total{labels}" in page
@@ -114,7 +114,7 @@ async def test_a_depth_that_is_held_off_is_shown_and_released(
     assert done.json["released"][0]["depth"] == 5
     again = await audited.call("POST", "/admin/speculation/release", {})
     assert (again.status, again.json["error"]["code"]) == (409, "nothing_held")
-    observer.record_draft_hold(hold, held=False)
+    observer.record_draft_hold(hold, is_held=False)
     assert "eaglegate_draft_hold{" not in render_metrics(telemetry.registry).decode()
 
 

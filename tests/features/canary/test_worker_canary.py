@@ -156,7 +156,7 @@ async def test_a_worker_that_dies_is_rolled_back_at_once(machine: FleetMachine) 
     found = await machine.try_worker("b", slot_s=1000.0)
     assert (found.verdict, found.ended) == (CanaryVerdict.ROLL_BACK, True)
     assert "failed while it was tried" in found.reason
-    assert "b" in machine.fleet.reservations.held
+    assert "b" in machine.fleet.reservations.held_names
     assert machine.slept_s < 60
 
 
@@ -169,11 +169,11 @@ async def test_a_worker_that_leaves_ends_it(machine: FleetMachine) -> None:
     found = await machine.try_worker("b", slot_s=1000.0)
     assert (found.verdict, found.ended) == (CanaryVerdict.UNDECIDED, True)
     assert found.reason == "the worker was removed from the fleet"
-    assert not machine.fleet.reservations.held
+    assert not machine.fleet.reservations.held_names
 
 
 async def test_a_held_worker_serves_rather_than_none(machine: FleetMachine) -> None:
-    machine.fleet.reservations.held.add("b")
+    machine.fleet.reservations.held_names.add("b")
     machine.streets.names = {"b"}
     await machine.fleet._read(0, machine.streets)
     before = machine.count()["b"]
@@ -181,11 +181,11 @@ async def test_a_held_worker_serves_rather_than_none(machine: FleetMachine) -> N
     assert machine.count()["b"] == before + 1
     machine.streets.names = {"a"}
     await machine.fleet._read(0, machine.streets)
-    assert not machine.fleet.reservations.held, "one that left comes back as a new one"
+    assert not machine.fleet.reservations.held_names, "one that left comes back as a new one"
 
 
 async def test_a_held_worker_can_be_tried_again(machine: FleetMachine) -> None:
-    machine.fleet.reservations.held.add("b")
+    machine.fleet.reservations.held_names.add("b")
     machine.accepts["b"] = 0.8
     found = await machine.try_worker("b")
     assert found.verdict is CanaryVerdict.PROMOTE
@@ -202,12 +202,12 @@ async def test_a_worker_is_tried_over_http(machine: FleetMachine) -> None:
     assert (again.status, again.json["error"]["code"]) == (409, "canary_running")
     await lab.call("DELETE", "/admin/canary")
     assert machine.fleet.reservations.candidate is None
-    machine.fleet.reservations.held.add("b")
+    machine.fleet.reservations.held_names.add("b")
     lab.gateway.workers = machine.fleet.list_status
     status = (await lab.get("/admin/status")).json
     assert [one["state"] for one in status["workers"]] == ["serving", "held", "serving"]
     assert (await lab.call("POST", "/admin/canary/release", {"worker": "b"})).status == 200
-    assert not machine.fleet.reservations.held
+    assert not machine.fleet.reservations.held_names
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ async def test_invalid_worker_canaries_are_refused(
 
 async def test_the_only_worker_cannot_be_tried(machine: FleetMachine) -> None:
     give_controls(machine)
-    machine.fleet.reservations.held |= {"a", "c"}
+    machine.fleet.reservations.held_names |= {"a", "c"}
     answer = await machine.lab.call("POST", "/admin/canary", {"worker": "b"})
     assert (answer.status, answer.json["error"]["code"]) == (400, "change_refused")
 
