@@ -35,10 +35,10 @@ class InstrumentedEngine(EngineWrapper):
         telemetry.watch_engine(name, engine)
 
     async def start(self) -> EngineInfo:
-        began = self._telemetry.clock()
+        start_time = self._telemetry.clock()
         info = await super().start()
         self._model = info.model
-        seconds = self._telemetry.clock() - began
+        seconds = self._telemetry.clock() - start_time
         self._telemetry.facts.publish(EngineStarted(self._name, info, seconds))
         return info
 

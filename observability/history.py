@@ -57,7 +57,7 @@ class BatchSpeed:
 class Slot:
     """Totals of one slot."""
 
-    at: int
+    index: int
     """The slot's number: Unix time / ``SLOT_S``."""
     slices: dict[SliceKey, WindowSums] = field(default_factory=dict)
     counts: dict[str, Counter[str]] = field(default_factory=dict)
@@ -74,8 +74,8 @@ class Slot:
             return
         self.slices[key] = sums if total is None else total + sums
 
-    def count(self, what: str, name: str, number: int = 1) -> None:
-        self.counts.setdefault(what, Counter())[name] += number
+    def count(self, kind: str, name: str, number: int = 1) -> None:
+        self.counts.setdefault(kind, Counter())[name] += number
 
 
 class Concurrency:
@@ -96,9 +96,9 @@ class Concurrency:
     def end(self, request: str) -> float:
         """Return the mean number of requests in progress during this one, itself included."""
         now = self._advance()
-        began, start_integral = self._begun.pop(request, (now, self._integral))
+        start, start_integral = self._begun.pop(request, (now, self._integral))
         self._running = max(0, self._running - 1)
-        seconds = now - began
+        seconds = now - start
         return (self._integral - start_integral) / seconds if seconds > 0 else 1.0
 
     def _advance(self) -> float:
@@ -141,7 +141,7 @@ class DayHistory(MetricGroup):
     def record_progress(self, progress: DecodeProgress) -> None:
         slot = self._open_slot()
         for key in name_slices(progress.slices).items():
-            slot.add(key, WindowSums.of(progress.whole))
+            slot.add(key, WindowSums.of(progress.total))
         for phase, share in progress.shares.items():
             slot.add((PHASE, phase.value), WindowSums.of(share))
 
@@ -183,12 +183,12 @@ class DayHistory(MetricGroup):
         swap = fact.swap
         self._add_event("draft " + swap.kind, swap.after[:16], f"in place of {swap.before[:16]}")
 
-    def _add_event(self, what: str, name: str, detail: str) -> None:
-        self._events.append({"at": self._wall(), "what": what, "name": name, "more": detail})
+    def _add_event(self, kind: str, name: str, detail: str) -> None:
+        self._events.append({"at": self._wall(), "what": kind, "name": name, "more": detail})
 
     def _open_slot(self) -> Slot:
         slot_index = int(self._wall() / SLOT_S)
-        if not self._slots or self._slots[-1].at != slot_index:
+        if not self._slots or self._slots[-1].index != slot_index:
             self._slots.append(Slot(slot_index))
         slot, queue = self._slots[-1], self.scope.admission()
         if queue is not None:
@@ -207,8 +207,8 @@ class DayHistory(MetricGroup):
             "name": name,
             "slots": [_describe_slot(slot, key) for slot in self._slots if key in slot.slices],
             "counts": {
-                what: dict(sum_counts(self._slots, what))
-                for what in ("ended", "refused", "tools", "recovered")
+                count_kind: dict(sum_counts(self._slots, count_kind))
+                for count_kind in ("ended", "refused", "tools", "recovered")
             },
             "batches": list(_sum_batches(self._slots)),
             "events": list(self._events),
@@ -223,10 +223,10 @@ def round_batch(batch: float) -> int:
     return power
 
 
-def sum_counts(slots: Iterable[Slot], what: str) -> Counter[str]:
+def sum_counts(slots: Iterable[Slot], kind: str) -> Counter[str]:
     counts: Counter[str] = Counter()
     for slot in slots:
-        counts.update(slot.counts.get(what, {}))
+        counts.update(slot.counts.get(kind, {}))
     return counts
 
 
@@ -250,7 +250,7 @@ def _describe_slot(slot: Slot, key: SliceKey) -> Row:
     sums = slot.slices[key]
     totals = sums.totals
     row: Row = {
-        "at": slot.at * SLOT_S,
+        "at": slot.index * SLOT_S,
         "requests": sums.requests,
         "tokens": totals.tokens,
         "tokens_per_s": totals.tokens / SLOT_S,
@@ -264,11 +264,11 @@ def _describe_slot(slot: Slot, key: SliceKey) -> Row:
     }
     if key == WHOLE:
         row |= {"queued": slot.queued, "running": slot.running}
-        row |= {what: dict(counts) for what, counts in slot.counts.items()}
+        row |= {kind: dict(counts) for kind, counts in slot.counts.items()}
     return row
 
 
 def count_depths(totals: Totals) -> list[int]:
     """Return the numbers of decode steps that drafted 0, 1, ... tokens."""
-    reached = [totals.decode_steps, *totals.proposed_at, 0]
-    return [here - deeper for here, deeper in pairwise(reached)]
+    num_reaching = [totals.decode_steps, *totals.proposed_at, 0]
+    return [count - deeper_count for count, deeper_count in pairwise(num_reaching)]

@@ -27,14 +27,14 @@ LABELS = Labels._fields
 class KnownNames:
     """A closed set of label values. Any other value becomes ``other``."""
 
-    known: frozenset[str]
+    names: frozenset[str]
 
     @classmethod
     def of(cls, names: Iterable[str]) -> KnownNames:
         return cls(frozenset(names))
 
     def __call__(self, name: str) -> str:
-        return name if name in self.known else OTHER
+        return name if name in self.names else OTHER
 
 
 CONTEXT_BOUNDS = (512, 2048, 8192, 32768, 131072)

@@ -40,7 +40,7 @@ class DecodeProgress:
     slices: SliceNames
     shares: PhaseShares
     gaps: list[float]
-    whole: PhaseShare
+    total: PhaseShare
     """Sum of all shares."""
 
 
@@ -202,9 +202,9 @@ class RequestObservation:
         facts: RequestFacts,
         slices: SliceNames,
         clock: MonotonicClock,
-        settled: ProgressSink,
-        ended: Callable[[RequestObservation, RequestRecord], None],
-        late: bool = False,
+        report: ProgressSink,
+        on_end: Callable[[RequestObservation, RequestRecord], None],
+        accounts_late: bool = False,
     ) -> None:
         self.facts = facts
         self.slices = slices
@@ -216,10 +216,11 @@ class RequestObservation:
         self.explained: object = None
         """The request's entry among the explanations, once it has ended."""
         self._clock = clock
-        self._settled = settled
-        self._ended = ended
+        self._settled = report
+        self._ended = on_end
         self._choices = {
-            id_: ChoiceObservation(SequenceTimeline(clock, late)) for id_ in facts.sequences
+            id_: ChoiceObservation(SequenceTimeline(clock, accounts_late))
+            for id_ in facts.sequences
         }
 
     @property

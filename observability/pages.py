@@ -138,16 +138,16 @@ def list_history(telemetry: Telemetry, now: float) -> list[Row]:
 
 def compute_throughput(telemetry: Telemetry, now: float) -> float:
     """Return output tokens per second over the last two full buckets and the unfinished one."""
-    recent = [
+    buckets = [
         (window.bucket_s, sums.totals.tokens)
         for _, window in telemetry.book.of_kind(ALL)
         for age, sums in window.history(now)
         if age <= 2 * window.bucket_s
     ]
-    if not recent:
+    if not buckets:
         return 0.0
-    bucket_s = recent[0][0]
-    return sum(tokens for _, tokens in recent) / (2 * bucket_s + now % bucket_s)
+    bucket_s = buckets[0][0]
+    return sum(tokens for _, tokens in buckets) / (2 * bucket_s + now % bucket_s)
 
 
 def compute_conditional_slope(totals: Totals) -> float | None:
@@ -160,21 +160,27 @@ def compute_conditional_slope(totals: Totals) -> float | None:
     """
     points = [
         (position, value)
-        for position, (value, reached) in enumerate(_correct_for_depth(totals), 1)
-        if reached >= MIN_AT_RISK
+        for position, (value, num_steps) in enumerate(_correct_for_depth(totals), 1)
+        if num_steps >= MIN_AT_RISK
     ]
     return _fit_slope(points) if len(points) > 1 else None
 
 
 def _correct_for_depth(totals: Totals) -> list[tuple[float, int]]:
     """Return c_i of each position among steps that drafted it, with the number of those steps."""
-    reached = (totals.verify_steps, *totals.accepted_at)
-    drafted = (totals.verify_steps, *totals.proposed_at)
-    out = []
-    for index, accepted in enumerate(totals.accepted_at):
-        continued = reached[index] * drafted[index + 1] / drafted[index] if drafted[index] else 0.0
-        out.append((min(1.0, accepted / continued) if continued else 0.0, int(continued)))
-    return out
+    num_reached = (totals.verify_steps, *totals.accepted_at)
+    num_drafted = (totals.verify_steps, *totals.proposed_at)
+    points = []
+    for index, num_accepted in enumerate(totals.accepted_at):
+        num_at_risk = (
+            num_reached[index] * num_drafted[index + 1] / num_drafted[index]
+            if num_drafted[index]
+            else 0.0
+        )
+        points.append(
+            (min(1.0, num_accepted / num_at_risk) if num_at_risk else 0.0, int(num_at_risk))
+        )
+    return points
 
 
 def _fit_slope(points: Sequence[tuple[float, float]]) -> float:
@@ -185,14 +191,14 @@ def _fit_slope(points: Sequence[tuple[float, float]]) -> float:
 
 
 def _describe_engine(info: EngineInfo) -> Row:
-    how = info.speculation
+    speculation = info.speculation
     return {
         "model": info.model,
-        "method": how.method,
-        "depth": how.depth,
-        "draft": how.draft,
-        "summary": how.summary,
-        "lossy": how.lossy,
+        "method": speculation.method,
+        "depth": speculation.depth,
+        "draft": speculation.draft,
+        "summary": speculation.summary,
+        "lossy": speculation.lossy,
         "worker": info.details.get("worker"),
     }
 
@@ -207,7 +213,7 @@ def _describe_admission(queue: AdmissionQueue | None) -> Row | None:
 def _describe_worker(worker: WorkerStatus) -> Row:
     """Describe a worker. ``acceptance_length`` covers all its work, including other clients'
     requests."""
-    counted = worker.counted
+    totals = worker.counted
     return {
         "name": worker.name,
         "state": worker.state.value,
@@ -219,8 +225,8 @@ def _describe_worker(worker: WorkerStatus) -> Row:
         "retried": worker.retried,
         "continued": worker.continued,
         "openings": worker.openings,
-        "acceptance_length": None if counted is None else counted.acceptance_length,
-        "problem": None if counted is None else find_problem(counted),
+        "acceptance_length": None if totals is None else totals.acceptance_length,
+        "problem": None if totals is None else find_problem(totals),
         "findings": [asdict(finding) for finding in worker.findings],
     }
 

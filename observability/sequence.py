@@ -192,33 +192,33 @@ class SequenceTimeline:
         if self._late:
             self._steps = spread_account(self._steps)
         times = self._times[:count]
-        new = self._start is None
+        is_new = self._start is None
         previous_time = times[0] if self._start is None else self._start
         gaps = list(map(sub, times, (previous_time, *times)))
         first = self._find_first(times)
         shares: dict[Phase, PhaseShare] = {}
         for start, stop, phase in self._split_by_phase(count):
             steps = self._steps[start:stop]
-            account = self._account if new and ended and len(steps) == count else None
-            untimed = int(start <= first < stop)
-            totals = account or _sum_totals(steps, untimed if self._late else None)
+            account = self._account if is_new and ended and len(steps) == count else None
+            num_untimed = int(start <= first < stop)
+            totals = account or _sum_totals(steps, num_untimed if self._late else None)
             tokens = _count_tokens(steps)
-            share = PhaseShare(totals, tokens, tokens - untimed, sum(gaps[start:stop]))
+            share = PhaseShare(totals, tokens, tokens - num_untimed, sum(gaps[start:stop]))
             shares[phase] = shares[phase] + share if phase in shares else share
             if self.log is not None:
                 self.log.append((phase, steps))
         if len(self.track) < TRACKED:
             self.track += zip(times, map(_DECODE, self._steps[:count]), strict=True)
         self._drop(count, sum(share.tokens for share in shares.values()))
-        return shares, gaps[1:] if new else gaps
+        return shares, gaps[1:] if is_new else gaps
 
     def _find_first(self, times: list[float]) -> int:
         """Return the index of the step with the sequence's first token; -1 if none of these has
         it."""
         if self.first_at is None:
-            for index, when in enumerate(times):
+            for index, time in enumerate(times):
                 if self._steps[index].token_ids:
-                    self.first_at = when
+                    self.first_at = time
                     return index
         return -1
 
@@ -236,24 +236,26 @@ class SequenceTimeline:
         self._seen = max(0, self._seen - count)
         if len(self._turns) == 1:
             return
-        past = [turn for turn in self._turns if turn[0] <= count][-1][1]
-        later = [
+        last_phase = [turn for turn in self._turns if turn[0] <= count][-1][1]
+        later_turns = [
             (step_index - count, phase) for step_index, phase in self._turns if step_index > count
         ]
-        self._turns = [(0, past), *later]
+        self._turns = [(0, last_phase), *later_turns]
 
 
 def _count_tokens(steps: list[Step]) -> int:
     return sum(map(len, map(_TOKEN_IDS, steps)))
 
 
-def _sum_totals(steps: list[Step], prefilled: int | None = None) -> Totals:
-    """Sum the steps. ``prefilled`` is the number of tokens from prefill, if the steps do not
+def _sum_totals(steps: list[Step], num_prefilled: int | None = None) -> Totals:
+    """Sum the steps. ``num_prefilled`` is the number of tokens from prefill, if the steps do not
     determine it."""
     decode = list(chain.from_iterable(map(_DECODE, steps)))
-    undecoded = _count_tokens(steps) - sum(map(_DELIVERED, decode))
+    num_undecoded = _count_tokens(steps) - sum(map(_DELIVERED, decode))
     return sum_steps(
-        decode, first_tokens=undecoded, requests=undecoded if prefilled is None else prefilled
+        decode,
+        first_tokens=num_undecoded,
+        requests=num_undecoded if num_prefilled is None else num_prefilled,
     )
 
 

@@ -233,12 +233,12 @@ class Telemetry:
         """Read the unclaimed steps and the planner of ``engine``, if it has them."""
         if (planning := engine.capability(SupportsPlanning)) is not None:
             self.watch_planner(planning.describe_planning)
-        if (losing := engine.capability(SupportsUnclaimed)) is not None:
-            self._losing[name] = losing
+        if (unclaimed_source := engine.capability(SupportsUnclaimed)) is not None:
+            self._losing[name] = unclaimed_source
 
-    def watch_planner(self, read: PlannerReader) -> None:
-        """Read the depth planner with ``read``, which takes the number of recent steps."""
-        self._planner = read
+    def watch_planner(self, reader: PlannerReader) -> None:
+        """Read the depth planner with ``reader``, which takes the number of recent steps."""
+        self._planner = reader
 
     async def refresh_planner(self, recent: int = 0) -> None:
         """Read the planner before a scrape. Without an answer its series are absent."""
@@ -256,7 +256,7 @@ class Telemetry:
     def name_keys(self, names: Iterable[str]) -> None:
         """Count by these API keys from now on, and drop the series of all others."""
         keys = KnownNames.of(list(names)[: self.settings.keys])
-        removed_keys, self._keys = self._keys.known - keys.known, keys
+        removed_keys, self._keys = self._keys.names - keys.names, keys
         if not removed_keys:
             return
         self.settle()
@@ -282,13 +282,13 @@ class Telemetry:
         self.draft = draft
         for live in self._live:
             live.change_draft(draft)
-        forgotten = self._drafts.add(draft)
-        if forgotten is not None:
-            self._by_draft.pop(forgotten, None)
-            self.facts.publish(DraftForgotten(forgotten))
+        forgotten_draft = self._drafts.add(draft)
+        if forgotten_draft is not None:
+            self._by_draft.pop(forgotten_draft, None)
+            self.facts.publish(DraftForgotten(forgotten_draft))
 
     def _read_unclaimed(self) -> Iterator[tuple[str, Totals]]:
-        return ((name, losing.unclaimed) for name, losing in self._losing.items())
+        return ((name, source.unclaimed) for name, source in self._losing.items())
 
     def _read_running(self) -> Iterator[Labels]:
         return (live.slices.labels for live in self._live)
@@ -314,7 +314,7 @@ class Telemetry:
         self._count_at = now + COUNT_EVERY_S
         for progress in batch.progress():
             self.book.add_progress(progress, now)
-            draft, totals = progress.slices.draft, progress.whole.totals
+            draft, totals = progress.slices.draft, progress.total.totals
             self._by_draft[draft] = self._by_draft.get(draft, Totals()) + totals
             for group in self.groups:
                 group.record_progress(progress)
@@ -325,16 +325,16 @@ class Telemetry:
                 group.record_requests(labels, records)
 
     def _name_slices(self, facts: RequestFacts) -> SliceNames:
-        template, forgotten = self._templates.name(facts.template)
-        if forgotten is not None:
-            self._forget_template(forgotten)
+        template, forgotten_template = self._templates.name(facts.template)
+        if forgotten_template is not None:
+            self._forget_template(forgotten_template)
         labels = self._make_labels(facts.model, facts.lane, facts.workload)
         context, key = name_context(facts.prompt_tokens), self.name_key(facts.key)
         return SliceNames(labels, context, template, self.draft, key)
 
     def name_key(self, key: str | None) -> str:
         """Return the label of a key: its name, ``other``, or empty without named keys."""
-        return NO_KEY if key is None or not self._keys.known else self._keys(key)
+        return NO_KEY if key is None or not self._keys.names else self._keys(key)
 
     def _name_direct_slices(self, request: EngineRequest, model: str) -> SliceNames:
         labels = self._make_labels(model, request.lane, request.workload)
@@ -359,12 +359,10 @@ class Telemetry:
 class DirectRequest:
     """An engine request that bypassed the server."""
 
-    def __init__(
-        self, slices: SliceNames, choice: ChoiceObservation, settled: ProgressSink
-    ) -> None:
+    def __init__(self, slices: SliceNames, choice: ChoiceObservation, report: ProgressSink) -> None:
         self.choice = choice
         self.slices = slices
-        self._settled = settled
+        self._settled = report
 
     def forget(self, template: str) -> None:
         """Do nothing: these slices have no template."""

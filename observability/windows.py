@@ -79,11 +79,11 @@ class SlidingWindow:
         self._forgotten_at = 0
 
     def add(self, sums: WindowSums, now: float) -> None:
-        newest = self._expire(now)
-        if self._buckets and self._buckets[-1][0] == newest:
-            self._buckets[-1] = (newest, self._buckets[-1][1] + sums)
+        bucket = self._expire(now)
+        if self._buckets and self._buckets[-1][0] == bucket:
+            self._buckets[-1] = (bucket, self._buckets[-1][1] + sums)
         else:
-            self._buckets.append((newest, sums))
+            self._buckets.append((bucket, sums))
 
     def sums(self, now: float) -> WindowSums:
         self._expire(now)
@@ -96,19 +96,19 @@ class SlidingWindow:
 
     def history(self, now: float) -> Iterator[tuple[float, WindowSums]]:
         """Yield the age in seconds and the sums of each bucket with data."""
-        newest = self._expire(now)
+        bucket = self._expire(now)
         for index, sums in self._buckets:
-            yield (newest - index) * self._bucket_s, sums
+            yield (bucket - index) * self._bucket_s, sums
 
     @property
     def bucket_s(self) -> float:
         return self._bucket_s
 
     def _expire(self, now: float) -> int:
-        newest = int(now / self._bucket_s)
-        while self._buckets and self._buckets[0][0] <= newest - BUCKETS:
+        bucket = int(now / self._bucket_s)
+        while self._buckets and self._buckets[0][0] <= bucket - BUCKETS:
             self._forget(*self._buckets.popleft())
-        return newest
+        return bucket
 
     def _forget(self, bucket: int, sums: WindowSums) -> None:
         decay = self._keep ** (bucket - self._forgotten_at)
@@ -151,7 +151,7 @@ class SliceWindows:
         self._labels: dict[Labels, SlidingWindow] = {}
 
     def add_progress(self, progress: DecodeProgress, now: float) -> None:
-        sums = WindowSums.of(progress.whole)
+        sums = WindowSums.of(progress.total)
         for window in self._select_windows(progress.slices):
             window.add(sums, now)
         for phase, share in progress.shares.items():

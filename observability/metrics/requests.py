@@ -255,7 +255,7 @@ class Tokens(MetricGroup):
         self._reasoning = self.counter("reasoning_tokens", "Output tokens inside reasoning")
 
     def record_progress(self, progress: DecodeProgress) -> None:
-        self._completion(*progress.slices.labels).inc(progress.whole.tokens)
+        self._completion(*progress.slices.labels).inc(progress.total.tokens)
 
     def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:
         usages = [c.usage for record in records for c in record.choices if c.usage is not None]

@@ -37,7 +37,7 @@ class Acceptance(MetricGroup):
         )
 
     def record_progress(self, progress: DecodeProgress) -> None:
-        totals, labels = progress.whole.totals, progress.slices.labels
+        totals, labels = progress.total.totals, progress.slices.labels
         if totals.verify_steps:
             self._steps(*labels).inc(totals.verify_steps)
             self._drafted(*labels).inc(totals.proposed)
@@ -62,7 +62,7 @@ class AcceptancePerPosition(MetricGroup):
         )
 
     def record_progress(self, progress: DecodeProgress) -> None:
-        labels, totals = progress.slices.labels, progress.whole.totals
+        labels, totals = progress.slices.labels, progress.total.totals
         deepest = self.scope.settings.max_depth
         for position, count in enumerate(totals.proposed_at[:deepest]):
             self._drafted(*labels, str(position + 1)).inc(count)
@@ -85,7 +85,7 @@ class DecodeSteps(MetricGroup):
 
     def record_progress(self, progress: DecodeProgress) -> None:
         labels = progress.slices.labels
-        for outcome, count in count_step_outcomes(progress.whole.totals).items():
+        for outcome, count in count_step_outcomes(progress.total.totals).items():
             if count:
                 self._steps(*labels, outcome).inc(count)
 
@@ -111,7 +111,7 @@ class Balance(MetricGroup):
         )
 
     def record_progress(self, progress: DecodeProgress) -> None:
-        labels, totals = progress.slices.labels, progress.whole.totals
+        labels, totals = progress.slices.labels, progress.total.totals
         self._first(*labels).inc(totals.first_tokens)
         self._lost(*labels).inc(totals.lost_bonus)
         if totals.imbalance > 0:
@@ -296,7 +296,7 @@ class ByContext(SliceCounters):
     kind = "context"
 
     def record_progress(self, progress: DecodeProgress) -> None:
-        self.add(progress.slices.labels, progress.slices.context, progress.whole)
+        self.add(progress.slices.labels, progress.slices.context, progress.total)
 
 
 class ByPhase(SliceCounters):
@@ -329,7 +329,7 @@ class ByTemplate(SliceCounters):
         self.on(TemplateForgotten, lambda fact: self.remove(fact.template))
 
     def record_progress(self, progress: DecodeProgress) -> None:
-        self.add(progress.slices.labels, progress.slices.template, progress.whole)
+        self.add(progress.slices.labels, progress.slices.template, progress.total)
 
 
 class ByDraft(SliceCounters):
@@ -356,7 +356,7 @@ class ByDraft(SliceCounters):
         self.on(DraftForgotten, lambda fact: self.remove(fact.draft))
 
     def record_progress(self, progress: DecodeProgress) -> None:
-        self.add(progress.slices.labels, progress.slices.draft, progress.whole)
+        self.add(progress.slices.labels, progress.slices.draft, progress.total)
 
     def _count_swap(self, fact: DraftSwapped) -> None:
         self._swaps(fact.swap.kind).inc()
@@ -389,10 +389,10 @@ class ByKey(SliceCounters):
         self.on(KeyForgotten, self._drop)
 
     def record_progress(self, progress: DecodeProgress) -> None:
-        slices, totals = progress.slices, progress.whole.totals
+        slices, totals = progress.slices, progress.total.totals
         if slices.key == NO_KEY:
             return
-        self.add(slices.labels, slices.key, progress.whole)
+        self.add(slices.labels, slices.key, progress.total)
         label_values = slices.labels.model, slices.labels.lane, slices.key
         self._drafted(*label_values).inc(totals.proposed)
         self._wasted(*label_values).inc(totals.wasted)
