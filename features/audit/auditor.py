@@ -167,9 +167,10 @@ class Auditor:
             return
         old_holds, self.draft = {*self.holds}, version.fingerprint
         new_holds = self.holds.change_draft(self.draft)
-        if released := old_holds.difference(new_holds):
+        if released_workloads := old_holds.difference(new_holds):
             log.warning(
-                "speculation is on again for %s: the draft changed", ", ".join(sorted(released))
+                "speculation is on again for %s: the draft changed",
+                ", ".join(sorted(released_workloads)),
             )
         if new_holds:
             log.warning("speculation is off for %s: this draft has lost it", ", ".join(new_holds))
@@ -189,7 +190,7 @@ class Auditor:
         request, answer, depth = unpack(content)
         if self._engine is None or self._generate is None:
             raise EngineFailed("The engine audits nothing.")
-        out = {"stored": await self._describe_scores(request, answer)}
+        results = {"stored": await self._describe_scores(request, answer)}
         for name, replay_depth in (("with drafts", depth), ("without drafts", 0)):
             repetition = structs.replace(
                 request, id=f"replay-{uuid.uuid4().hex}", depth=replay_depth
@@ -198,8 +199,8 @@ class Auditor:
             async with aclosing(read_steps(self._generate, repetition)) as steps:
                 async for step in steps:
                     tokens += step.token_ids
-            out[name] = await self._describe_scores(request, tokens)
-        return out
+            results[name] = await self._describe_scores(request, tokens)
+        return results
 
     async def _describe_scores(
         self, request: EngineRequest, answer: Sequence[int]
@@ -211,7 +212,7 @@ class Auditor:
             breach = await self._judge.find_breach(request.constraint, self._decode(answer))
             return {"choosing": "grammar", "tokens": len(answer), "breach": breach}
         scores = await self._engine.score(request, answer, self._dtype)
-        differing = [
+        differences = [
             {
                 "place": place,
                 "token": answer[place],
@@ -226,7 +227,7 @@ class Auditor:
             "tokens": len(answer),
             "outcome": judge_margins(scores, rules.tie),
             "near_tie_nats": rules.tie,
-            "differing": differing[:RECENT],
+            "differing": differences[:RECENT],
             "evidence_nats": scores.evidence,
         }
 
@@ -251,10 +252,10 @@ class Auditor:
         self._engine = None
         self._waiting.clear()
 
-    async def _wait_for_room(self, since: float) -> bool:
-        began = self.clock()
-        while (now := self.clock()) - since < PATIENCE_S:
-            is_patient = now - began >= IDLE_S
+    async def _wait_for_room(self, start: float) -> bool:
+        wait_start = self.clock()
+        while (now := self.clock()) - start < PATIENCE_S:
+            is_patient = now - wait_start >= IDLE_S
             may_run_beside = is_patient and self._busy_budget.has_time() and self._has_room()
             if self._budget.has_time() and (self._is_idle() or may_run_beside):
                 return True
@@ -292,8 +293,8 @@ class Auditor:
             self._drop("error")
             return
         except Exception as error:
-            why = str(error) if isinstance(error, EngineError) else type(error).__name__
-            log.warning("answer %s was not audited: %s", answer.request.id, why)
+            reason = str(error) if isinstance(error, EngineError) else type(error).__name__
+            log.warning("answer %s was not audited: %s", answer.request.id, reason)
             self._drop("error")
             return
         finally:
@@ -319,13 +320,19 @@ class Auditor:
         scores = await self._engine.score(answer.request, answer.token_ids, self._dtype, pause)
         choosing = ScoringRules.of(answer.request, 0, self._dtype).choosing
         outcome = judge_margins(scores, find_tie(self._dtype))
-        place, worst = scores.worst
+        place, margin = scores.worst
         if outcome is AuditOutcome.VIOLATED:
-            by = "the request's rules exclude it" if worst == float("inf") else f"{worst:.3f} nats"
-            of = len(answer.token_ids)
-            return choosing, outcome, f"token {place} of {of} is not the target's choice: {by}"
+            cause = (
+                "the request's rules exclude it" if margin == float("inf") else f"{margin:.3f} nats"
+            )
+            num_tokens = len(answer.token_ids)
+            return (
+                choosing,
+                outcome,
+                f"token {place} of {num_tokens} is not the target's choice: {cause}",
+            )
         if scores.evidence is None:
-            return choosing, outcome, f"margin {worst:.4f} nats at most"
+            return choosing, outcome, f"margin {margin:.4f} nats at most"
         key = answer.draft, answer.request.workload, answer.request.tenant
         test = self._tests.setdefault(key, SequentialTest())
         if not test.add(scores.evidence, scores.judged):
@@ -375,8 +382,12 @@ class Auditor:
 
     def _hold(self, answer: FinishedAnswer, record: AuditRecord) -> None:
         if not answer.depth or not self.holds.knows(answer.draft):
-            why = "no draft was verified in it" if not answer.depth else "several drafts served it"
-            log.warning("audit: answer %s is violated (%s); %s", record.request, record.detail, why)
+            reason = (
+                "no draft was verified in it" if not answer.depth else "several drafts served it"
+            )
+            log.warning(
+                "audit: answer %s is violated (%s); %s", record.request, record.detail, reason
+            )
             return
         workload, key = record.workload, answer.request.tenant
         if self.holds.covers(workload, key, answer.draft):
@@ -391,13 +402,13 @@ class Auditor:
                 record.request, record.detail, name, answer.draft,
             )  # fmt: skip
             return
-        again = f" To see it again: eaglegate audit replay {file}" if file else ""
+        hint = f" To see it again: eaglegate audit replay {file}" if file else ""
         log.warning(
             "speculation is off for workload %s: the audit of answer %s (%s, depth %d, draft %s) "
             "found: %s. It comes back when the draft changes, or with POST /admin/audit/release "
             "for this workload.%s",
             name, record.request, record.choosing, record.depth, record.draft or "-",
-            record.detail, again,
+            record.detail, hint,
         )  # fmt: skip
 
     def _drop(self, reason: str) -> None:

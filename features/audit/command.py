@@ -65,9 +65,9 @@ def _make_parser() -> argparse.ArgumentParser:
     release = actions.add_parser(
         "release", help="let a workload speculate again", allow_abbrev=False
     )
-    which = release.add_mutually_exclusive_group(required=True)
-    which.add_argument("workload", metavar="WORKLOAD", nargs="?", help="a held workload")
-    which.add_argument(
+    target = release.add_mutually_exclusive_group(required=True)
+    target.add_argument("workload", metavar="WORKLOAD", nargs="?", help="a held workload")
+    target.add_argument(
         "--drafts", action="store_true", help="release the depths whose drafts crashed the engine"
     )
     for action in (show, replay, release):
@@ -105,10 +105,10 @@ def format_replay(content: Row, answer: Row) -> Iterator[str]:
         yield f"{name}: {scores['outcome']}, {scores['tokens']} tokens ({scores['choosing']})"
         for token in scores["differing"][:MOST]:
             margin = token["margin_nats"]
-            preferred = "excluded by the rules" if margin is None else f"{margin} nats worse"
+            verdict = "excluded by the rules" if margin is None else f"{margin} nats worse"
             yield (
                 f"  token {token['place']}: {token['token']} instead of {token['target']}, "
-                f"{preferred}"
+                f"{verdict}"
             )
     if answer["stored"]["choosing"] == "sampled":
         yield "A sampled answer proves little alone: the evidence came from many answers."

@@ -68,8 +68,8 @@ def _check_json(constraint: Constraint, text: str) -> str:
         return "the answer is not JSON"
     if constraint.kind == "json_object":
         return "" if isinstance(value, dict) else "the answer is not a JSON object"
-    broken = find_broken_keyword(json.loads(constraint.value), value, text)
-    return f"the answer breaks '{broken}' of its JSON schema" if broken else ""
+    keyword = find_broken_keyword(json.loads(constraint.value), value, text)
+    return f"the answer breaks '{keyword}' of its JSON schema" if keyword else ""
 
 
 def main() -> None:

@@ -71,10 +71,10 @@ class _Matcher:
     def match(self, node: Node, position: int) -> Iterator[int]:
         """Yield the ends of the matches of ``node`` that begin at ``position``."""
         self._count()
-        read = _READERS.get(node["type"])
-        if read is None:
+        reader = _READERS.get(node["type"])
+        if reader is None:
             raise Unreadable(node["type"])
-        yield from read(self, node, position)
+        yield from reader(self, node, position)
 
     def _count(self) -> None:
         self._tries += 1
@@ -113,8 +113,8 @@ class _Matcher:
     def regex(self, node: Node, position: int) -> Iterator[int]:
         pattern = compile_pattern(node["pattern"], self._text)
         suffix = self._text[position:]
-        longest = pattern.match(suffix)
-        for end in range(longest.end(), -1, -1) if longest else ():
+        match = pattern.match(suffix)
+        for end in range(match.end(), -1, -1) if match else ():
             self._count()
             if pattern.fullmatch(suffix[:end]):
                 yield position + end
@@ -128,8 +128,8 @@ class _Matcher:
             return
         if not find_broken_keyword(node["json_schema"], value, self._text):
             yield end
-            if (later := self._skip_space(end)) > end:
-                yield later
+            if (space_end := self._skip_space(end)) > end:
+                yield space_end
 
     def _skip_space(self, position: int) -> int:
         while self._text[position : position + 1] in (" ", "\n", "\t", "\r"):
@@ -139,13 +139,15 @@ class _Matcher:
     def tag(self, node: Node, position: int) -> Iterator[int]:
         if not self._text.startswith(node["begin"], position):
             return
-        inside = position + len(node["begin"])
+        begin = position + len(node["begin"])
         ends = [node["end"]] if isinstance(node["end"], str) else node["end"]
         if node["content"]["type"] == "any_text":
-            yield from self._find_ends(inside, ends)
+            yield from self._find_ends(begin, ends)
             return
-        for close in self.match(node["content"], inside):
-            yield from (close + len(end) for end in ends if self._text.startswith(end, close))
+        for content_end in self.match(node["content"], begin):
+            yield from (
+                content_end + len(end) for end in ends if self._text.startswith(end, content_end)
+            )
 
     def _find_ends(self, position: int, ends: list[str]) -> Iterator[int]:
         """Yield the end of free text, which extends to the first of ``ends``, or to the end if they
@@ -203,10 +205,10 @@ _READERS: Mapping[str, Callable[[_Matcher, Node, int], Iterator[int]]] = {
 def compile_pattern(pattern: str, text: str) -> Any:
     """Compile a pattern with RE2. Raises Unreadable if engines may read it in another way, or match
     ``text`` in another way."""
-    plain = PORTABLE.fullmatch(pattern)
-    if plain is None:
+    match = PORTABLE.fullmatch(pattern)
+    if match is None:
         raise Unreadable("another dialect of regular expressions")
-    if (plain["class"] or plain["inner"]) and not _is_plain(text):
+    if (match["class"] or match["inner"]) and not _is_plain(text):
         raise Unreadable("dialects differ in the classes of some characters")
     options = re2.Options()
     options.log_errors, options.dot_nl, options.longest_match = False, True, True
@@ -233,8 +235,8 @@ def find_broken_keyword(schema: Any, value: Any, text: str) -> str:
             schema, retriever=_refuse_reference, pattern_options=RegexOptions()
         )
         errors = list(validator.iter_errors(value))
-    except (ValidationError, ReferencingError, ValueError) as unread:
-        raise Unreadable(type(unread).__name__) from None
+    except (ValidationError, ReferencingError, ValueError) as failure:
+        raise Unreadable(type(failure).__name__) from None
     for error in errors:
         if is_enforced(schema, error.evaluation_path) and _proves(error, text):
             return str(error.kind.name)

@@ -44,16 +44,16 @@ class ArmSums:
     accepted: int = 0
     """Accepted draft tokens."""
 
-    def add(self, record: RequestRecord, whole: bool = True) -> None:
-        """Add a request. ``whole`` is True if this arm served all of it; only then is its time
-        counted.
+    def add(self, record: RequestRecord, served_whole: bool = True) -> None:
+        """Add a request. ``served_whole`` is True if this arm served all of it; only then is
+        its time counted.
         """
         self.requests += 1
         self.failed += record.ending in FAILURES
-        if whole:
+        if served_whole:
             self.verify_steps += record.totals.verify_steps
             self.accepted += record.totals.accepted
-        tpot = find_tpot(record) if whole else None
+        tpot = find_tpot(record) if served_whole else None
         if tpot is not None:
             self.timed += 1
             self.tokens += record.totals.tokens

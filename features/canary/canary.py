@@ -171,17 +171,17 @@ class Canary:
         record = fact.record
         if record.ending is Ending.TIMEOUT and record.facts.chose_timeout:
             return  # the client chose to let it fail, and may know the arm
-        served = self.change.find_arm(record)
-        arm = served or self.change.find_start(record)
+        served_arm = self.change.find_arm(record)
+        arm = served_arm or self.change.find_start(record)
         if arm is None:
             return
         key = record.facts.key
-        control, watched = self._by_key.setdefault(key, (ArmSums(), ArmSums()))
-        parts = (self._watched, watched) if arm is Arm.CANDIDATE else (control,)
+        control_sums, candidate_sums = self._by_key.setdefault(key, (ArmSums(), ArmSums()))
+        parts = (self._watched, candidate_sums) if arm is Arm.CANDIDATE else (control_sums,)
         for sums in (self._sums[arm], *parts):
-            sums.add(record, whole=served is not None)
+            sums.add(record, served_whole=served_arm is not None)
         session = key, record.facts.session or record.facts.id
-        metrics = measure_request if served else measure_ending
+        metrics = measure_request if served_arm else measure_ending
         if not self.change.by_slots and self._began.setdefault(session, self._block) != self._block:
             if record.ending not in FAILURES or session in self._failed_late:
                 return

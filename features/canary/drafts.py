@@ -80,11 +80,11 @@ class DraftChange:
 
         Raises Interrupted, or Collapsed if the engine was lost while the candidate served.
         """
-        serving = self._drafts.serving
-        if serving is None or serving.fingerprint not in (self.control, self.candidate):
+        version = self._drafts.serving
+        if version is None or version.fingerprint not in (self.control, self.candidate):
             raise Interrupted("a draft could not be exchanged: another draft has been loaded")
         assert self.version is not None
-        if self._arm is Arm.CANDIDATE and serving.fingerprint != self.candidate:
+        if self._arm is Arm.CANDIDATE and version.fingerprint != self.candidate:
             raise Collapsed(NO_LONGER_SERVES)
         try:
             if arm is Arm.CANDIDATE:
@@ -110,23 +110,23 @@ class DraftChange:
         if record.drafts:
             arms = {self.control: Arm.CONTROL, self.candidate: Arm.CANDIDATE}
             return arms.get(record.drafts[0])
-        admitted = record.facts.admitted
-        return next((arm for began, arm in reversed(self._slots) if began <= admitted), None)
+        admitted_at = record.facts.admitted
+        return next((arm for start, arm in reversed(self._slots) if start <= admitted_at), None)
 
     def check(self, arms: ArmsNow) -> None:
         """Raise Collapsed if the candidate no longer serves or its acceptance collapsed."""
-        serving = self._drafts.serving
-        if serving is None or serving.fingerprint != self.candidate:
+        version = self._drafts.serving
+        if version is None or version.fingerprint != self.candidate:
             raise Collapsed(NO_LONGER_SERVES)
-        now, control = (self._traffic.total_of(name) for name in (self.candidate, self.control))
-        steps, min_steps = now.verify_steps - self._slot.verify_steps, self._limits.steps
+        traffic, control = (self._traffic.total_of(name) for name in (self.candidate, self.control))
+        steps, min_steps = traffic.verify_steps - self._slot.verify_steps, self._limits.steps
         if steps < min_steps or control.verify_steps < min_steps:
             return
-        candidate_rate = (now.accepted - self._slot.accepted) / steps
+        candidate_rate = (traffic.accepted - self._slot.accepted) / steps
         control_rate = control.accepted / control.verify_steps
-        worst = self._limits.acceptance * control_rate
-        if candidate_rate < worst and all(
-            _accepts_less(subset.candidate, worst) for subset in arms.others
+        min_rate = self._limits.acceptance * control_rate
+        if candidate_rate < min_rate and all(
+            _accepts_less(subset.candidate, min_rate) for subset in arms.others
         ):
             raise Collapsed(
                 f"acceptance collapsed: {candidate_rate:.2f} accepted tokens per verify step, "

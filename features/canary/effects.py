@@ -50,8 +50,8 @@ def describe_effect(evidence: Mapping[str, Any]) -> str:
 
 def _change(wording: Wording, value: float) -> float:
     """Return the metric's own change, in per cent of the control or in percentage points."""
-    turned = value if wording.higher_is_better else -value
-    return 100 * (math.expm1(turned) if wording.is_ratio else turned)
+    oriented_value = value if wording.higher_is_better else -value
+    return 100 * (math.expm1(oriented_value) if wording.is_ratio else oriented_value)
 
 
 def _say(wording: Wording, value: float) -> str:

@@ -34,8 +34,8 @@ class KeyedTest:
             if name not in self._rests:
                 self._rests[name] = deepcopy(self._test)  # it had hardly any request before
         self._num_sessions += sessions
-        largest = sorted(self._rests, key=self._num_sessions.__getitem__)[-MAX_KEYS:]
-        self._rests = {key: self._rests[key] for key in largest}
+        largest_keys = sorted(self._rests, key=self._num_sessions.__getitem__)[-MAX_KEYS:]
+        self._rests = {key: self._rests[key] for key in largest_keys}
         for key, test in self._rests.items():
             test.add(_leave_out(block, key))
         self._test.add(block)
@@ -48,8 +48,10 @@ class KeyedTest:
         for key, test in self._rests.items():
             if test.judge().verdict is not findings.verdict:
                 reason = f"{findings.reason}, but only with the requests of the key {key}"
-                last = findings.blocks >= self._test.rules.max_blocks
-                return replace(findings, verdict=CanaryVerdict.UNDECIDED, reason=reason, ended=last)
+                is_last = findings.blocks >= self._test.rules.max_blocks
+                return replace(
+                    findings, verdict=CanaryVerdict.UNDECIDED, reason=reason, ended=is_last
+                )
         return findings
 
 

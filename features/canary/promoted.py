@@ -22,17 +22,17 @@ class PromotedRules:
     process ends.
     """
 
-    def __init__(self, folder: str | None, configured: SpeculationRules) -> None:
+    def __init__(self, folder: str | None, rules: SpeculationRules) -> None:
         self._path = None if folder is None else Path(folder).expanduser() / "rules.json"
-        self._rules = configured
-        self._configured = describe_rules(configured)
+        self._rules = rules
+        self._configured = describe_rules(rules)
 
     def choose(self) -> SpeculationRules:
         """Return the rules for a gateway that starts."""
-        promoted = self.recall()
-        if promoted is not None:
-            log.warning("serving the promoted speculation rules: %s", describe_rules(promoted))
-        return promoted or self._rules
+        rules = self.recall()
+        if rules is not None:
+            log.warning("serving the promoted speculation rules: %s", describe_rules(rules))
+        return rules or self._rules
 
     def remember(self, rules: SpeculationRules) -> None:
         if self._path is None:
@@ -71,21 +71,21 @@ class PromotedRules:
 
 def describe_rules(rules: SpeculationRules) -> dict[str, Any]:
     """Describe the rules that differ from the defaults as JSON values, without key depths."""
-    plain, default = asdict(rules), asdict(SpeculationRules())
-    del plain["key_depths"]
-    return {name: value for name, value in plain.items() if value != default[name]}
+    values, defaults = asdict(rules), asdict(SpeculationRules())
+    del values["key_depths"]
+    return {name: value for name, value in values.items() if value != defaults[name]}
 
 
-def read_rules(described: dict[str, Any]) -> SpeculationRules:
+def read_rules(description: dict[str, Any]) -> SpeculationRules:
     """Read the output of ``describe_rules``. Raises KeyError, TypeError and ValueError."""
-    flags = {name: read_flag(flag) for name, flag in described.get("workload_flags", {}).items()}
+    flags = {name: read_flag(flag) for name, flag in description.get("workload_flags", {}).items()}
     return SpeculationRules(
-        flag=read_flag(described.get("flag", {})),
+        flag=read_flag(description.get("flag", {})),
         workload_flags=flags,
-        depth=described.get("depth"),
-        workload_depths=described.get("workload_depths", {}),
+        depth=description.get("depth"),
+        workload_depths=description.get("workload_depths", {}),
     )
 
 
-def read_flag(described: dict[str, Any]) -> SpeculationFlag:
-    return SpeculationFlag(**described | {"mode": FlagMode(described.get("mode", FlagMode.ON))})
+def read_flag(description: dict[str, Any]) -> SpeculationFlag:
+    return SpeculationFlag(**description | {"mode": FlagMode(description.get("mode", FlagMode.ON))})

@@ -76,8 +76,8 @@ class Guardrail:
 
     def orient(self, difference: float) -> float:
         """Clip the difference, and orient it so that higher is better."""
-        bounded = max(-self.clip, min(self.clip, difference))
-        return bounded if self.higher_is_better else -bounded
+        clipped_value = max(-self.clip, min(self.clip, difference))
+        return clipped_value if self.higher_is_better else -clipped_value
 
     @property
     def least(self) -> float:
@@ -317,15 +317,21 @@ class CanaryTest:
     def judge(self) -> CanaryFindings:
         """Return the current verdict. May be called after every block."""
         rules = self.rules
-        primary, *others = [self._gather(guardrail) for guardrail in self._guardrails.values()]
-        enough = self.blocks >= rules.min_blocks and len(self._sessions) >= rules.min_sessions
-        last = self.blocks >= rules.max_blocks
-        verdict, reason = decide(primary, others, "" if enough else self._describe_data())
-        ended = last or verdict is not CanaryVerdict.UNDECIDED
-        if last and verdict is CanaryVerdict.UNDECIDED:
+        primary, *other_metrics = [
+            self._gather(guardrail) for guardrail in self._guardrails.values()
+        ]
+        has_enough = self.blocks >= rules.min_blocks and len(self._sessions) >= rules.min_sessions
+        is_last = self.blocks >= rules.max_blocks
+        verdict, reason = decide(
+            primary, other_metrics, "" if has_enough else self._describe_data()
+        )
+        has_ended = is_last or verdict is not CanaryVerdict.UNDECIDED
+        if is_last and verdict is CanaryVerdict.UNDECIDED:
             reason = f"the maximum duration has passed: {reason}"
-        evidence = (primary, *others)
-        return CanaryFindings(verdict, reason, ended, self.blocks, len(self._sessions), evidence)
+        evidence = (primary, *other_metrics)
+        return CanaryFindings(
+            verdict, reason, has_ended, self.blocks, len(self._sessions), evidence
+        )
 
     def _describe_data(self) -> str:
         rules, sessions = self.rules, len(self._sessions)
@@ -341,22 +347,22 @@ class CanaryTest:
         metric suffices for a rollback, so the metrics share ``alpha``. Both claims concern one end
         of the interval.
         """
-        holds = self._find_interval(guardrail, self.rules.alpha)
-        strict = self._find_interval(guardrail, self._share_alpha(guardrail.metric))
+        interval = self._find_interval(guardrail, self.rules.alpha)
+        strict_interval = self._find_interval(guardrail, self._share_alpha(guardrail.metric))
         return MetricEvidence(
             guardrail.metric,
-            holds,
+            interval,
             guardrail.least,
-            better=holds.low > 0,
-            worse=strict.high < guardrail.least,
-            tolerable=holds.low > guardrail.least,
+            better=interval.low > 0,
+            worse=strict_interval.high < guardrail.least,
+            tolerable=interval.low > guardrail.least,
         )
 
     def _find_interval(self, guardrail: Guardrail, alpha: float) -> Interval:
         """Return an interval each of whose ends errs with probability ``alpha``."""
         differences = self._differences[guardrail.metric]
-        both = min(1.0, 2 * alpha)
-        return find_interval(differences, both, guardrail.floor, dependent=self._concurrent)
+        joint_alpha = min(1.0, 2 * alpha)
+        return find_interval(differences, joint_alpha, guardrail.floor, dependent=self._concurrent)
 
     def _share_alpha(self, metric: str) -> float:
         """Return the metric's share of alpha.
@@ -375,18 +381,18 @@ class CanaryTest:
 
 
 def decide(
-    primary: MetricEvidence, others: Sequence[MetricEvidence], lacking: str
+    primary: MetricEvidence, other_metrics: Sequence[MetricEvidence], missing_data: str
 ) -> tuple[CanaryVerdict, str]:
-    """Return the verdict and its reason; ``lacking`` describes missing data, if any."""
-    for metric in (primary, *others):
+    """Return the verdict and its reason; ``missing_data`` describes missing data, if any."""
+    for metric in (primary, *other_metrics):
         if metric.worse:
             return CanaryVerdict.ROLL_BACK, f"{metric.metric} is worse than its margin"
-    if lacking:
-        return CanaryVerdict.UNDECIDED, lacking
+    if missing_data:
+        return CanaryVerdict.UNDECIDED, missing_data
     if not primary.better:
         return CanaryVerdict.UNDECIDED, f"{primary.metric} is not shown to be better"
     doubtful_metrics = [
-        metric.metric for metric in others if metric.interval.blocks and not metric.tolerable
+        metric.metric for metric in other_metrics if metric.interval.blocks and not metric.tolerable
     ]
     if doubtful_metrics:
         return CanaryVerdict.UNDECIDED, f"{doubtful_metrics[0]} may be worse than its margin"

@@ -101,15 +101,17 @@ class RequestCapture:
         record: RequestRecord,
         session: str,
         timelines: Sequence[SequenceTimeline],
-        sent: tuple[str, bytes],
+        sent_body: tuple[str, bytes],
         speculation: SpeculationInfo | None,
     ) -> None:
-        """Queue a selected request that has ended; ``sent`` is its path and body. Never waits."""
-        path, body = sent
-        arrived = self._wall() - (self._clock() - record.facts.arrived)
-        ended = EndedRequest(record, session, tuple(timelines), path, body, arrived, speculation)
+        """Queue a selected request that has ended, with its path and body. Never waits."""
+        path, body = sent_body
+        arrived_at = self._wall() - (self._clock() - record.facts.arrived)
+        request = EndedRequest(
+            record, session, tuple(timelines), path, body, arrived_at, speculation
+        )
         tokens = record.facts.prompt_tokens + record.tokens
-        self._writer.put(ended, len(body) + TOKEN_BYTES * tokens)
+        self._writer.put(request, len(body) + TOKEN_BYTES * tokens)
 
     def counts(self) -> CaptureCounts:
         return self._writer.counts()
@@ -151,8 +153,8 @@ class RecordFormatter:
         self._cipher = cipher
         self._began = began
 
-    def format(self, ended: EndedRequest) -> bytes:
-        line = format_record(self.make_record(ended))
+    def format(self, request: EndedRequest) -> bytes:
+        line = format_record(self.make_record(request))
         return line if self._cipher is None else self._cipher.encrypt(line)
 
     def make_record(self, ended: EndedRequest) -> CaptureRecord:
@@ -180,19 +182,19 @@ class RecordFormatter:
         )
         return record if redactor is None else redact_ids(redactor, record)
 
-    def _describe_request(self, ended: EndedRequest, content: Mapping[str, Any]) -> CaptureRecord:
+    def _describe_request(self, request: EndedRequest, content: Mapping[str, Any]) -> CaptureRecord:
         """Describe the request, its caller and its ending, without prompts and choices."""
-        redactor, speculation = self.redactor, ended.speculation
-        facts, record = ended.record.facts, ended.record
+        redactor, speculation = self.redactor, request.speculation
+        facts, record = request.record.facts, request.record
         return CaptureRecord(
             **content,
-            timestamp=round(1000 * (ended.arrived - self._began), 3),
+            timestamp=round(1000 * (request.arrived - self._began), 3),
             id=name_request(facts.id, redactor, self._hashes),
-            session=self._hashes.hash_text(ended.session),
-            arrived=round(ended.arrived, 6),
+            session=self._hashes.hash_text(request.session),
+            arrived=round(request.arrived, 6),
             mode=FULL if redactor else HASHES,
             api=facts.api,
-            path=ended.path,
+            path=request.path,
             model=facts.model,
             key=facts.key,
             stream=facts.stream,
@@ -209,10 +211,10 @@ class RecordFormatter:
         )
 
     def _make_content(
-        self, ended: EndedRequest, prompts: Sequence[CapturedPrompt]
+        self, request: EndedRequest, prompts: Sequence[CapturedPrompt]
     ) -> dict[str, Any]:
         """Return the content that the mode allows, with exactly one of AIPerf's three inputs."""
-        facts = ended.record.facts
+        facts = request.record.facts
         length = prompts[0].tokens if prompts else facts.prompt_tokens
         redactor = self.redactor
         if redactor is None:
@@ -221,14 +223,14 @@ class RecordFormatter:
                 "input_length": length,
                 "hash_ids": coarsen(blocks, length) if blocks else None,
             }
-        body = _parse_body(ended.body)
+        body = _parse_body(request.body)
         messages, tools = list(facts.messages), list(facts.tools)
         if facts.api == "chat":
             messages, tools = body.pop("messages", messages), body.pop("tools", None) or []
         text = body.pop("prompt") if isinstance(body.get("prompt"), str) else None
         content: dict[str, Any] = {"body": redactor.redact_body(body)}
         if messages:
-            content["session_id"] = self._hashes.hash_text(ended.session)
+            content["session_id"] = self._hashes.hash_text(request.session)
             content["messages"] = tuple(redactor.redact(messages))
             content["tools"] = tuple(redactor.redact(tools)) or None
         elif text is not None:

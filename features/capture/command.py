@@ -332,14 +332,14 @@ DELETED, UNREADABLE = "deleted", "unreadable"
 
 def check_readable(files: Iterable[tuple[Path, FileKind[Any]]], cipher: MultiFernet | None) -> None:
     """Raise CaptureError, naming the unreadable parts, if a file cannot be read completely."""
-    unreadable: list[str] = []
+    unreadable_parts: list[str] = []
     for file, kind in files:
-        deque(parse_lines(file, cipher, unreadable.append, kind.parse), maxlen=0)
-    if unreadable:
+        deque(parse_lines(file, cipher, unreadable_parts.append, kind.parse), maxlen=0)
+    if unreadable_parts:
         raise CaptureError(
-            f"nothing was deleted, because {len(unreadable)} parts of the capture cannot be read "
-            "and may belong to the requests to delete:\n  "
-            + "\n  ".join(unreadable[:MOST_NAMED])
+            f"nothing was deleted, because {len(unreadable_parts)} parts of the capture cannot be "
+            "read and may belong to the requests to delete:\n  "
+            + "\n  ".join(unreadable_parts[:MOST_NAMED])
             + "\nGive all keys with --key-file, the retired ones too, or delete these parts as "
             "well with --unreadable."
         )
@@ -359,10 +359,10 @@ def rewrite_file(
     """
     counts: Counter[str] = Counter()
 
-    def skip(why: str) -> None:
+    def skip(reason: str) -> None:
         if not unreadable:
-            raise CaptureError(f"{why}; this file and the files after it are unchanged")
-        _warn(why)
+            raise CaptureError(f"{reason}; this file and the files after it are unchanged")
+        _warn(reason)
         counts[UNREADABLE] += 1
 
     def keep() -> Iterator[bytes]:

@@ -61,8 +61,8 @@ class RecordDropped(Exception):
     log.
     """
 
-    def __init__(self, reason: str, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
         self.reason = reason
 
 
@@ -184,7 +184,7 @@ def read_lines(path: Path, skip: Skip = _ignore) -> Iterator[bytes]:
     with path.open("rb") as file:
         chunks = iter(lambda: file.read(CHUNK_BYTES), b"")
         if is_gzipped(path):
-            chunks = _inflate(chunks, lambda why: skip(f"{path.name}: {why}"))
+            chunks = _inflate(chunks, lambda problem: skip(f"{path.name}: {problem}"))
         for chunk in chunks:
             *lines, remainder = (remainder + chunk).split(b"\n")
             yield from (line for line in lines if line.strip())
@@ -301,9 +301,9 @@ class CaptureFolder:
         self._size += len(line)
 
     def _is_full(self, num_bytes: int) -> bool:
-        old = self._wall() - self._opened > self.limits.max_age_s / PARTS
-        large = self._size > 0 and self._size + num_bytes > self.limits.part_bytes
-        return old or large or os.fstat(self._file).st_nlink == 0
+        is_old = self._wall() - self._opened > self.limits.max_age_s / PARTS
+        is_large = self._size > 0 and self._size + num_bytes > self.limits.part_bytes
+        return is_old or is_large or os.fstat(self._file).st_nlink == 0
 
     def _open_next(self) -> None:
         self.close()
@@ -336,9 +336,9 @@ class CaptureFolder:
                 except FileNotFoundError:
                     continue
         self._others = sum(size for _, _, size, _ in parts)
-        for changed, _, size, path in sorted(parts):
+        for modified_at, _, size, path in sorted(parts):
             fits = self._others + self._size + num_bytes <= self.limits.max_bytes
-            if fits and now - changed <= self.limits.max_age_s:
+            if fits and now - modified_at <= self.limits.max_age_s:
                 break
             path.unlink(missing_ok=True)
             self._others -= size
@@ -381,8 +381,8 @@ class CaptureWriter:
 
     def put(self, item: Any, size: int) -> None:
         """Queue an item. ``size`` is its approximate memory in bytes."""
-        waiting = self._put_bytes - self._taken_bytes
-        if waiting + size > QUEUE_BYTES or len(self._queue) >= QUEUE_REQUESTS:
+        num_waiting = self._put_bytes - self._taken_bytes
+        if num_waiting + size > QUEUE_BYTES or len(self._queue) >= QUEUE_REQUESTS:
             self._drop(QUEUE, "the writer is behind")
             return
         self._queue.append((item, size))
@@ -440,9 +440,9 @@ class CaptureWriter:
         self._records += 1
         self._bytes += len(line)
 
-    def _drop(self, reason: str, why: str) -> None:
+    def _drop(self, reason: str, message: str) -> None:
         self._dropped[reason] += 1
         if time.monotonic() >= self._log_at:
             self._log_at = time.monotonic() + LOG_EVERY_S
             total = self._dropped.total()
-            logger.warning("capture dropped a request: %s (%d since the start)", why, total)
+            logger.warning("capture dropped a request: %s (%d since the start)", message, total)

@@ -63,15 +63,15 @@ def compile_pattern(source: str) -> Pattern:
     return Pattern(anchored, free)
 
 
-def _compile(source: str, translated: str) -> Any:
+def _compile(source: str, translation: str) -> Any:
     options = re2.Options()
     options.log_errors = False
     try:
-        return re2.compile(translated, options)
+        return re2.compile(translation, options)
     except re2.error as error:
-        why = error.args[0].decode("utf-8", "replace")
+        reason = error.args[0].decode("utf-8", "replace")
         raise ValueError(
-            f"'{source}' is not a regular expression that RE2 accepts: {why}"
+            f"'{source}' is not a regular expression that RE2 accepts: {reason}"
         ) from None
 
 

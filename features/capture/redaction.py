@@ -68,7 +68,7 @@ class Redactor:
     decode: Decode | None = None
     limit_s: float = LIMIT_S
     clock: Callable[[], float] = time.thread_time
-    found: bool = field(default=False, init=False)
+    has_match: bool = field(default=False, init=False)
     """True if a pattern matched since ``begin``."""
     _ends: float = field(default=0.0, init=False)
 
@@ -85,13 +85,13 @@ class Redactor:
 
     def begin(self) -> None:
         """Start a new record."""
-        self.found = False
+        self.has_match = False
         self._ends = self.clock() + self.limit_s
 
     @property
     def keeps_ids(self) -> bool:
         """True if the record's token ids may be kept, judged by the parts read so far."""
-        return not self.patterns or (self.decode is not None and not self.found)
+        return not self.patterns or (self.decode is not None and not self.has_match)
 
     def redact_body(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return ``body`` without the dropped fields, with its texts and numbers redacted."""
@@ -123,9 +123,11 @@ class Redactor:
 
     def _redact_text(self, text: str) -> str:
         text = self._replace(self._redact_json(text))
-        plain = unescape(text)
-        if plain != text and find_spans(self.patterns, encode(plain), self._check):
-            self.found = True
+        unescaped_text = unescape(text)
+        if unescaped_text != text and find_spans(
+            self.patterns, encode(unescaped_text), self._check
+        ):
+            self.has_match = True
             return REDACTED
         return text
 
@@ -134,7 +136,7 @@ class Redactor:
         spans = find_spans(self.patterns, data, self._check)
         if not spans:
             return text
-        self.found = True
+        self.has_match = True
         starts, ends = zip(*spans, strict=True)
         gaps = zip((0, *ends), (*starts, len(data)), strict=True)
         redacted = encode(REDACTED).join(data[start:end] for start, end in gaps)
@@ -163,7 +165,7 @@ class Redactor:
         has_match = any(find_spans(self.patterns, encode(form), self._check) for form in forms)
         if not has_match and abs(value) < 2**64:
             return value
-        self.found = True
+        self.has_match = True
         return REDACTED
 
     def _redact_split(self, items: list[Any]) -> list[Any]:
@@ -182,7 +184,7 @@ class Redactor:
                     if start < starts[index] + len(text) and end > starts[index]
                 ]
                 spelling.update(touched if len(touched) > 1 else ())
-        self.found |= bool(spelling)
+        self.has_match |= bool(spelling)
         hidden = {id(parts[index]) for index in spelling}
         return [{**item, "text": REDACTED} if id(item) in hidden else item for item in items]
 
@@ -194,7 +196,9 @@ class Redactor:
         text = self.decode(token_ids)
         self._ends += self.clock() - began
         forms = {text, unescape(text)}
-        self.found = any(contains_any(self.patterns, encode(form), self._check) for form in forms)
+        self.has_match = any(
+            contains_any(self.patterns, encode(form), self._check) for form in forms
+        )
 
     def _read_prompts(self, prompt: Sequence[Any]) -> None:
         if prompt and isinstance(prompt[0], int):
@@ -210,7 +214,7 @@ class Redactor:
         """Return ``record`` without the token ids that it may not keep. Call it after everything
         was read.
         """
-        record = replace(record, redacted=self.found)
+        record = replace(record, redacted=self.has_match)
         if self.patterns:
             sampling = {k: v for k, v in record.sampling.items() if k not in TOKEN_FIELDS}
             record = replace(record, sampling=sampling)

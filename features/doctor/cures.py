@@ -32,11 +32,11 @@ class Cures:
     """Cures of one engine and its draft."""
 
     def __init__(
-        self, reload: Reload | None, applied: Callable[[], None], clock: Callable[[], float]
+        self, reload: Reload | None, on_cure: Callable[[], None], clock: Callable[[], float]
     ) -> None:
-        """Set up without an engine. ``applied`` is called after each cure, before its effect is
+        """Set up without an engine. ``on_cure`` is called after each cure, before its effect is
         measured."""
-        self._reload, self._applied, self._clock = reload, applied, clock
+        self._reload, self._applied, self._clock = reload, on_cure, clock
         self._remedies: Remedies | None = None
         self._times: deque[float] = deque(maxlen=MOST_CURES)
         self._cache_faults: deque[float] = deque(maxlen=FEW_FAULTS)
@@ -49,13 +49,13 @@ class Cures:
         self._remedies = remedies
 
     async def treat_cache(
-        self, bad: Sequence[EngineRequest], trials: Sequence[PairedTrial], measure: Measure
+        self, requests: Sequence[EngineRequest], trials: Sequence[PairedTrial], measure: Measure
     ) -> tuple[Treatment, ...]:
-        """Cure cached blocks. ``bad`` has one request of each prefix at fault."""
+        """Cure cached blocks. ``requests`` has one request of each prefix at fault."""
 
         async def drop() -> None:
             assert self._remedies is not None
-            for request in bad:
+            for request in requests:
                 await self._remedies.drop_prefix(request)
 
         cures = [(Cure.DROP_CACHE, self._drop_all)]
@@ -94,17 +94,19 @@ class Cures:
         for cure, apply in (*cures, (Cure.RESTART, self._restart)):
             if not self._has_place(self._times):
                 break
-            began, previous_fall, cured = self._clock(), fall, False
-            self._times.append(began)
+            start, previous_fall, has_worked = self._clock(), fall, False
+            self._times.append(start)
             try:
                 await apply()
                 self._applied()
-                again = await measure()
-                fall, cured = measure_fall(again), is_cured(again)
+                new_trials = await measure()
+                fall, has_worked = measure_fall(new_trials), is_cured(new_trials)
             except (EngineError, DraftRefused, DraftSwapBusy) as error:
                 log.warning("doctor: cure '%s' failed: %s", cure, error)
-            treatments.append(Treatment(cure, previous_fall, fall, self._clock() - began, cured))
-            if cured:
+            treatments.append(
+                Treatment(cure, previous_fall, fall, self._clock() - start, has_worked)
+            )
+            if has_worked:
                 break
         return tuple(treatments)
 

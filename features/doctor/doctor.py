@@ -185,8 +185,8 @@ class Doctor:
     def _forget_prefix(self) -> None:
         """Forget the oldest prefix of the key with the most, so that no key displaces others."""
         counts = Counter(prefix.tenant for prefix in self._prefixes.values())
-        largest = max(counts, key=counts.__getitem__)
-        del self._prefixes[next(n for n, p in self._prefixes.items() if p.tenant == largest)]
+        tenant = max(counts, key=counts.__getitem__)
+        del self._prefixes[next(n for n, p in self._prefixes.items() if p.tenant == tenant)]
 
     def _compare(self, name: str, prefix: Prefix, counts: PositionCounts) -> None:
         """Compare an answer's acceptance with the history of its prefix, and of all prefixes
@@ -237,8 +237,8 @@ class Doctor:
         return min(self._suspected, key=lambda name: (name == ALL, self._suspected[name]))
 
     async def _wait_for_room(self) -> bool:
-        since = self.clock()
-        while self.clock() - since < PATIENCE_S:
+        start = self.clock()
+        while self.clock() - start < PATIENCE_S:
             if self._budget.has_time() and self._has_room():
                 return True
             await asyncio.sleep(POLL_S)
@@ -252,25 +252,29 @@ class Doctor:
             request for request in self._all.recent.values() if request not in self._record
         ]
         if candidates and self._budget.has_time(SPARE_S) and self._has_room():
-            run = await self._runner.run(candidates[-1], fresh=True)
+            run = await self._runner.run(candidates[-1], skips_cache=True)
             if not self._suspected:
                 self._record.add(candidates[-1], run)
 
     async def examine(self, name: str) -> Diagnosis:
         """Settle a suspicion. Raises EngineError."""
         prefix = self._prefixes.get(name, self._all)
-        cached = await self._runner.try_cached([*prefix.recent.values()], each=name == ALL)
-        if has_fallen(cached) or differs_in_text(cached):
-            return await self._treat_cache(name, cached)
-        recorded = await self._record.try_again()
-        if has_fallen(recorded):
-            return await self._treat_weights(name, recorded)
-        compared = any(trial.agrees for trial in recorded)
-        cause = Cause.TRAFFIC if compared else Cause.UNKNOWN
-        return self._conclude(name, cause, measure_fall(recorded), len(cached) + len(recorded))
+        cache_trials = await self._runner.try_cached(
+            [*prefix.recent.values()], covers_all=name == ALL
+        )
+        if has_fallen(cache_trials) or differs_in_text(cache_trials):
+            return await self._treat_cache(name, cache_trials)
+        record_trials = await self._record.try_again()
+        if has_fallen(record_trials):
+            return await self._treat_weights(name, record_trials)
+        has_comparison = any(trial.agrees for trial in record_trials)
+        cause = Cause.TRAFFIC if has_comparison else Cause.UNKNOWN
+        return self._conclude(
+            name, cause, measure_fall(record_trials), len(cache_trials) + len(record_trials)
+        )
 
     async def _treat_cache(self, name: str, trials: Sequence[PairedTrial]) -> Diagnosis:
-        bad = {
+        requests = {
             name_prefix(trial.request): trial.request
             for trial in trials
             if not trial.agrees or trial.now.steps > trial.other.steps
@@ -279,7 +283,9 @@ class Doctor:
         if self.mode is Mode.CURE:
             with self._budget.pause():  # the number of cures is limited
                 treatments = await self._cures.treat_cache(
-                    [*bad.values()], trials, lambda: self._runner.try_again(trials, fresh=False)
+                    [*requests.values()],
+                    trials,
+                    lambda: self._runner.try_again(trials, skips_cache=False),
                 )
         fall = measure_fall(trials)
         return self._conclude(name, Cause.CACHE, fall, len(trials), treatments, age_s)

@@ -140,10 +140,10 @@ class History:
         nats = 0.0
         for place, reached in enumerate(counts.reached):
             rate = predicted.counts.rate(place)
-            lower = rate * predicted._scale
+            lower_rate = rate * predicted._scale
             accepted = counts.accepted[place]
-            nats += accepted * log(lower / rate)
-            nats += (reached - accepted) * log((1 - lower) / (1 - rate))
+            nats += accepted * log(lower_rate / rate)
+            nats += (reached - accepted) * log((1 - lower_rate) / (1 - rate))
         self.evidence = max(0.0, self.evidence + nats / predicted._dispersion)
         self.since = self.since + 1 if self.evidence else 0
         return self.evidence >= ALARM

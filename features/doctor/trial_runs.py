@@ -37,27 +37,27 @@ class TrialRunner:
         self._generate = generate
         self._depth, self._context = info.speculation.depth, info.max_model_len
 
-    async def run(self, request: EngineRequest, *, fresh: bool) -> TrialRun:
-        """Run a request. ``fresh`` reads nothing from the prefix cache. Raises EngineError."""
+    async def run(self, request: EngineRequest, *, skips_cache: bool) -> TrialRun:
+        """Run a request, without the prefix cache if ``skips_cache``. Raises EngineError."""
         with self._charge():
-            return await self._run(request, fresh=fresh)
+            return await self._run(request, skips_cache=skips_cache)
 
     @contextmanager
     def _charge(self) -> Iterator[None]:
         """Charge the trials' share of the time in the context."""
-        began, ran_s = self._clock(), self._trial_s
+        start, ran_s = self._clock(), self._trial_s
         self.pace.begin_trials()
         try:
             yield
         finally:
             share = self.pace.end_trials(self._trial_s - ran_s)
-            self._budget.spend((self._clock() - began) * share)
+            self._budget.spend((self._clock() - start) * share)
 
-    async def _run(self, request: EngineRequest, *, fresh: bool) -> TrialRun:
+    async def _run(self, request: EngineRequest, *, skips_cache: bool) -> TrialRun:
         assert self._generate is not None
         name = f"doctor-{uuid.uuid4().hex}"
-        text, steps, began = list[int](), 0, self._clock()
-        again = EngineRequest(
+        text, steps, start = list[int](), 0, self._clock()
+        trial_request = EngineRequest(
             name,
             request.prompt,
             Sampling(TRIAL_TOKENS, temperature=0.0, ignore_eos=True),
@@ -66,47 +66,50 @@ class TrialRunner:
             workload=request.workload,
             tenant="doctor",
             teaches=False,
-            cache_salt=name if fresh else request.cache_salt,
+            cache_salt=name if skips_cache else request.cache_salt,
             adapter=request.adapter,
         )
         try:
-            async with aclosing(read_steps(self._generate, again)) as read:
-                async for step in read:
+            async with aclosing(read_steps(self._generate, trial_request)) as run_steps:
+                async for step in run_steps:
                     text += step.token_ids
                     steps += len(step.decode)
         finally:
-            self._trial_s += self._clock() - began
+            self._trial_s += self._clock() - start
         return TrialRun(tuple(text), steps)
 
     async def try_cached(
-        self, requests: Sequence[EngineRequest], *, each: bool
+        self, requests: Sequence[EngineRequest], *, covers_all: bool
     ) -> list[PairedTrial]:
         """Compare runs with and without the prefix cache, until a fall is certain or unlikely.
 
         The texts are the answers of ``requests``, and then the continuations of the answers.
-        ``each`` runs at least one text of every request, so that no prefix at fault is missed.
+        ``covers_all`` runs at least one text of every request, so that no prefix at fault is
+        missed.
         """
-        waiting, trials = deque(requests), list[PairedTrial]()
-        while waiting and (is_open(trials) or (each and len(trials) < len(requests))):
-            trial = await self._compare(waiting.popleft())
+        queue, trials = deque(requests), list[PairedTrial]()
+        while queue and (is_open(trials) or (covers_all and len(trials) < len(requests))):
+            trial = await self._compare(queue.popleft())
             trials.append(trial)
             prompt = trial.request.prompt + trial.now.tokens
             if trial.agrees and len(prompt) + TRIAL_TOKENS < self._context:
-                waiting.append(structs.replace(trial.request, prompt=prompt))
+                queue.append(structs.replace(trial.request, prompt=prompt))
         return trials
 
     async def _compare(self, request: EngineRequest) -> PairedTrial:
         with self._charge():
-            runs = self._run(request, fresh=False), self._run(request, fresh=True)
+            runs = self._run(request, skips_cache=False), self._run(request, skips_cache=True)
             return PairedTrial(request, *await asyncio.gather(*runs))
 
-    async def try_again(self, trials: Sequence[PairedTrial], *, fresh: bool) -> list[PairedTrial]:
-        """Run the texts again. ``fresh`` reads nothing from the prefix cache."""
+    async def try_again(
+        self, trials: Sequence[PairedTrial], *, skips_cache: bool
+    ) -> list[PairedTrial]:
+        """Run the texts again, without the prefix cache if ``skips_cache``."""
         room = asyncio.Semaphore(AT_ONCE)
 
         async def run(trial: PairedTrial) -> PairedTrial:
             async with room:
-                return replace(trial, now=await self._run(trial.request, fresh=fresh))
+                return replace(trial, now=await self._run(trial.request, skips_cache=skips_cache))
 
         with self._charge():
             return await asyncio.gather(*map(run, trials))
@@ -133,8 +136,8 @@ class EarlierRecord:
 
     async def try_again(self) -> list[PairedTrial]:
         """Run the recorded texts again until a fall is certain or unlikely."""
-        waiting, trials = deque(self._runs.values()), list[PairedTrial]()
-        while waiting and is_open(trials):
-            few = [waiting.popleft() for _ in range(min(AT_ONCE, len(waiting)))]
-            trials += await self._runner.try_again(few, fresh=True)
+        queue, trials = deque(self._runs.values()), list[PairedTrial]()
+        while queue and is_open(trials):
+            batch = [queue.popleft() for _ in range(min(AT_ONCE, len(queue)))]
+            trials += await self._runner.try_again(batch, skips_cache=True)
         return trials

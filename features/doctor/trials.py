@@ -51,9 +51,9 @@ class PairedTrial:
 def measure_fall(trials: Sequence[PairedTrial]) -> float:
     """Return the relative fall of the acceptance length, over the texts that agree; 0 without
     any."""
-    same = [trial for trial in trials if trial.agrees]
-    steps = sum(trial.now.steps for trial in same)
-    return 1 - sum(trial.other.steps for trial in same) / steps if steps else 0.0
+    equal_trials = [trial for trial in trials if trial.agrees]
+    steps = sum(trial.now.steps for trial in equal_trials)
+    return 1 - sum(trial.other.steps for trial in equal_trials) / steps if steps else 0.0
 
 
 def has_fallen(trials: Sequence[PairedTrial]) -> bool:
@@ -77,8 +77,8 @@ def measure_chance(differences: Sequence[int]) -> float:
     """
     ways = Counter({0: 1})  # choices of signs by their sum
     for difference in filter(None, differences):
-        chosen, ways = ways, Counter()
-        for total, number in chosen.items():
+        last_ways, ways = ways, Counter()
+        for total, number in last_ways.items():
             ways[total + difference] += number
             ways[total - difference] += number
     return sum(ways[total] for total in ways if total >= sum(differences)) / ways.total()
@@ -102,5 +102,5 @@ def is_cured(trials: Sequence[PairedTrial]) -> bool:
 def differs_in_text(trials: Sequence[PairedTrial]) -> bool:
     """Return True if most texts differ, so that the cached blocks are wrong for the target as
     well."""
-    differing = sum(not trial.agrees for trial in trials)
-    return differing >= 2 and 2 * differing > len(trials)
+    num_differing = sum(not trial.agrees for trial in trials)
+    return num_differing >= 2 and 2 * num_differing > len(trials)

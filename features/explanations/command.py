@@ -71,15 +71,16 @@ def _format_line(row: Row) -> str:
 def format_explanation(row: Row) -> Iterator[str]:
     """Format the explanation of one request."""
     yield f"{row['id']}  {row['path']} {row['status']}  {row['outcome']}  {row['at']}"
-    if others := row.get("same_request_id"):
+    if other_rows := row.get("same_request_id"):
         yield "other requests with this x-request-id, which clients choose (explain them by id):"
-        yield from ("  " + _format_line(other) for other in others)
+        yield from ("  " + _format_line(other_row) for other_row in other_rows)
     if "choices" not in row:
         yield f"refused with {row.get('code') or row['status']} after {row['wall_ms']:.1f} ms"
         return
-    cached = row["cached_tokens"]
+    num_cached = row["cached_tokens"]
     yield (
-        f"{row['prompt_tokens']} prompt tokens ({'?' if cached is None else cached} cached), "
+        f"{row['prompt_tokens']} prompt tokens "
+        f"({'?' if num_cached is None else num_cached} cached), "
         f"{row['completion_tokens']} completion tokens, {row['reasoning_tokens']} of them reasoning"
     )
     yield f"{row['workload']}, lane {row['lane']}, drafts {', '.join(row['drafts']) or 'none'}"

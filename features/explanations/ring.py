@@ -56,7 +56,7 @@ class ChoiceTrack:
     """Reason why nothing was drafted, by step."""
     planned: array[int]
     """The planner's reason for each step's depth, as an index of ``REASONS``."""
-    more: int
+    num_omitted: int
     """Decode steps that were not kept."""
     queued_s: float | None
     preemptions: int
@@ -82,7 +82,7 @@ class ChoiceTrack:
             counts=array("L", chain.from_iterable(map(COUNTS, steps))),
             planned=array("B", map(_PLACES.__getitem__, map(PLANNED, steps))),
             reasons={index: step.undrafted for index, step in enumerate(steps) if step.undrafted},
-            more=max(0, num_steps - len(seconds)),
+            num_omitted=max(0, num_steps - len(seconds)),
             queued_s=timeline.queued_s,
             preemptions=timeline.preemptions,
             interruptions=tuple(_measure_recoveries(timeline.interruptions, times)),
@@ -110,11 +110,11 @@ def _measure_recoveries(
     losses: Sequence[tuple[float, str]], steps: Sequence[float]
 ) -> Iterator[tuple[float, float, str]]:
     """Yield the losses with their recovery times. A loss during another recovery adds no time."""
-    until = 0.0
+    recovery_end = 0.0
     for lost_at, outcome in losses:
         resumed_at = next((step for step in steps if step > lost_at), lost_at)
-        yield lost_at, max(0.0, resumed_at - max(lost_at, until)), outcome
-        until = max(until, resumed_at)
+        yield lost_at, max(0.0, resumed_at - max(lost_at, recovery_end)), outcome
+        recovery_end = max(recovery_end, resumed_at)
 
 
 @dataclass(slots=True)
@@ -147,8 +147,8 @@ class ExplainedRequest:
 
     @property
     def failed(self) -> bool:
-        interrupted = any(track.interruptions for track in self.tracks)
-        return interrupted or self.record.ending not in FINE
+        has_losses = any(track.interruptions for track in self.tracks)
+        return has_losses or self.record.ending not in FINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +174,14 @@ Entry = ExplainedRequest | RefusedRequest
 class _Extremes:
     """The recent entries with the highest scores."""
 
-    most: int
+    limit: int
     heap: list[tuple[float, int, ExplainedRequest]] = field(default_factory=list)
 
     def add(self, score: float, serial: int, entry: ExplainedRequest) -> None:
         if self.heap and self.heap[0][2].at < entry.at - KEPT_S:
             self.heap = [row for row in self.heap if row[2].at >= entry.at - KEPT_S]
             heapq.heapify(self.heap)
-        if len(self.heap) < self.most:
+        if len(self.heap) < self.limit:
             heapq.heappush(self.heap, (score, serial, entry))
         elif score > self.heap[0][0]:
             heapq.heapreplace(self.heap, (score, serial, entry))
@@ -268,7 +268,7 @@ class ExplanationRing:
                 return [entry]
         return [*{id(entry): entry for entry in entries if entry.request_id == name}.values()]
 
-    def list(self, most: int = 50, kind: str = "", name: str = "") -> Row:
+    def list(self, limit: int = 50, kind: str = "", name: str = "") -> Row:
         """Return one line per request, newest or most extreme first. If ``kind`` is given, only the
         slice ``name`` of that kind."""
         lists: dict[str, Sequence[Entry]] = {
@@ -278,8 +278,8 @@ class ExplanationRing:
             "failed": [*reversed(self._failed)],
         }
         return {
-            which: [*map(summarize, [e for e in entries if _is_in(e, kind, name)][:most])]
-            for which, entries in lists.items()
+            list_name: [*map(summarize, [e for e in entries if _is_in(e, kind, name)][:limit])]
+            for list_name, entries in lists.items()
         }
 
 
@@ -397,11 +397,11 @@ def _sum_recoveries(tracks: Sequence[ChoiceTrack], first_at: float) -> tuple[flo
         for track in tracks
         for lost_at, seconds, _ in track.interruptions
     )
-    before_first_s = after_first_s = until = 0.0
+    before_first_s = after_first_s = recovery_end = 0.0
     for lost_at, end in losses:
-        begin, until = max(lost_at, until), max(end, until)
-        before_first_s += max(0.0, min(until, first_at) - begin)
-        after_first_s += max(0.0, until - max(begin, first_at))
+        begin, recovery_end = max(lost_at, recovery_end), max(end, recovery_end)
+        before_first_s += max(0.0, min(recovery_end, first_at) - begin)
+        after_first_s += max(0.0, recovery_end - max(begin, first_at))
     return before_first_s, after_first_s
 
 
@@ -414,24 +414,28 @@ def split_decode(entry: ExplainedRequest, planner: Mapping[str, Any]) -> Row | N
     cost = planner.get("cost", {}).get("milliseconds")
     if not cost:
         return None
-    drafting = verifying = rejected = 0.0
+    drafting_s = verifying_s = rejected_s = 0.0
     for track in entry.tracks:
-        for seconds, drafted, accepted, _, _ in track.steps():
-            draft = drafted and cost["drafting"] + drafted * (
+        for seconds, num_drafted, num_accepted, _, _ in track.steps():
+            draft = num_drafted and cost["drafting"] + num_drafted * (
                 cost["depth"] + cost["depth_and_request"]
             )
-            verify = cost["fixed"] + cost["request"] + drafted * cost["verified_token"]
-            verify += cost["verifying"] if drafted else 0.0
-            lost = max(0, drafted - accepted)
-            waste = lost / drafted * draft + lost * cost["verified_token"] if drafted else 0.0
+            verify = cost["fixed"] + cost["request"] + num_drafted * cost["verified_token"]
+            verify += cost["verifying"] if num_drafted else 0.0
+            num_lost = max(0, num_drafted - num_accepted)
+            waste = (
+                num_lost / num_drafted * draft + num_lost * cost["verified_token"]
+                if num_drafted
+                else 0.0
+            )
             step_cost = draft + verify
-            drafting += seconds * draft / step_cost
-            verifying += seconds * verify / step_cost
-            rejected += seconds * waste / step_cost
+            drafting_s += seconds * draft / step_cost
+            verifying_s += seconds * verify / step_cost
+            rejected_s += seconds * waste / step_cost
     return {
-        "drafting_ms": _ms(drafting),
-        "verifying_ms": _ms(verifying),
-        "of_which_rejected_ms": _ms(rejected),
+        "drafting_ms": _ms(drafting_s),
+        "verifying_ms": _ms(verifying_s),
+        "of_which_rejected_ms": _ms(rejected_s),
         "estimated_by": "the planner's step costs",
     }
 
@@ -445,7 +449,7 @@ def _explain_choice(track: ChoiceTrack, choice: ChoiceRecord, arrived: float) ->
             {"at_ms": _ms(lost_at - arrived), "recovery_ms": _ms(seconds), "outcome": outcome}
             for lost_at, seconds, outcome in track.interruptions
         ],
-        "steps": len(track.seconds) + track.more,
+        "steps": len(track.seconds) + track.num_omitted,
         "planned": track.count_planned(0, len(track.planned)),
         "by_depth": _count_depths(track),
         "runs": list_runs(track),

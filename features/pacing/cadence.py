@@ -121,14 +121,14 @@ class PacedStream:
             await self.wait_for_tick()
 
     def is_open(self) -> bool:
-        ended = self._task is not None and self._task.done()
-        return len(self._waiting) < MOST_BYTES and not ended
+        has_ended = self._task is not None and self._task.done()
+        return len(self._waiting) < MOST_BYTES and not has_ended
 
     async def wait_for_tick(self) -> None:
         """Wait until the next block was sent. Raises the error that ended the stream early."""
         self._raise_failure()
-        ticked = self._ticked
-        await ticked.wait()
+        tick = self._ticked
+        await tick.wait()
         self._raise_failure()
 
     def stretch(self, factor: float) -> None:
@@ -165,10 +165,10 @@ class PacedStream:
                 self._wake()
                 if self._num_ticks == self._last_tick:
                     return
-                late = max(
+                late_s = max(
                     0.0, clock() - deadline
                 )  # timers may fire early; missed ticks are left out
-                deadline += self._interval_s * (1 + late // self._interval_s)
+                deadline += self._interval_s * (1 + late_s // self._interval_s)
                 await asyncio.sleep(deadline - clock())
         finally:
             asyncio.get_running_loop().call_soon(self._wake)  # once the task is done
@@ -319,10 +319,10 @@ def _concatenate(run: Sequence[Event]) -> Event:
 
 def fill(frames: bytes, size: int) -> bytes:
     """Append a comment of random letters, so that ``frames`` has ``size`` bytes."""
-    missing = size - len(frames)
-    if missing < 3:  # too short for a comment; an empty line ends no event
-        return frames + b"\n" * missing
-    return frames + b":%b\n\n" % make_filling(missing - 3)
+    num_missing = size - len(frames)
+    if num_missing < 3:  # too short for a comment; an empty line ends no event
+        return frames + b"\n" * num_missing
+    return frames + b":%b\n\n" % make_filling(num_missing - 3)
 
 
 def round_ticks(num: int) -> int:

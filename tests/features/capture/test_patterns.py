@@ -58,7 +58,7 @@ def test_matches_that_touch_are_replaced_once() -> None:
 def test_an_empty_match_is_no_find() -> None:
     redactor = Redactor.of([r"\b|x+"], [])
     redactor.begin()
-    assert redactor.redact("ab") == "ab" and not redactor.found
+    assert redactor.redact("ab") == "ab" and not redactor.has_match
 
 
 def test_overlapping_matches_are_replaced_once() -> None:

@@ -181,7 +181,7 @@ async def test_a_trial_reads_the_cache_with_the_requests_own_salt_alone() -> Non
     clinic, doctor = make()
     request = EngineRequest("r", PREFIXES[0], Sampling(64), cache_salt="own", tenant="a")
     for fresh in (False, True):
-        await doctor._runner.run(request, fresh=fresh)
+        await doctor._runner.run(request, skips_cache=fresh)
     cached, fresh_one = clinic.requests
     assert cached.cache_salt == "own"
     assert fresh_one.cache_salt not in ("own", None)
@@ -389,7 +389,7 @@ async def test_texts_end_before_the_context_does() -> None:
     clinic.known = 0.6
     doctor.attach(clinic, clinic.generate, replace(INFO, max_model_len=70 + 2 * TRIAL_TOKENS + 1))
     trials = await doctor._runner.try_cached(
-        [EngineRequest("r", tuple(range(70)), Sampling(64))], each=False
+        [EngineRequest("r", tuple(range(70)), Sampling(64))], covers_all=False
     )
     assert [len(one.request.prompt) for one in trials] == [70, 70 + TRIAL_TOKENS]
 

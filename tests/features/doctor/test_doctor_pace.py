@@ -47,7 +47,7 @@ async def test_trials_pay_for_the_pace_that_clients_lose(
 
     doctor.attach(clinic, generate, INFO)
     run_clients(*alone, 20.0)
-    await doctor._runner.run(EngineRequest("r", (1,), Sampling(64)), fresh=True)
+    await doctor._runner.run(EngineRequest("r", (1,), Sampling(64)), skips_cache=True)
     now[0] = 100.0
     assert doctor.describe()["engine_share"] == pytest.approx(share * 10.0 / 100.0)
 
@@ -78,5 +78,5 @@ async def test_a_trial_without_a_step_pays_all_its_time() -> None:
 
     doctor.attach(clinic, generate, INFO)
     with pytest.raises(EngineFailed):
-        await doctor._runner.run(clinic.ask(), fresh=True)
+        await doctor._runner.run(clinic.ask(), skips_cache=True)
     assert doctor.describe()["engine_share"] == pytest.approx(1.0)

@@ -244,7 +244,7 @@ def test_the_ring_is_bounded_and_keeps_the_extremes(traffic: Traffic) -> None:
     bad = traffic.answer([STEPS[0], *[(0.1, verify(3, 0))] * 30])
     for _ in range(explain.RECENT + 60):
         traffic.answer([STEPS[0], *[(0.1, verify(3, 3))] * 30])
-    lists = traffic.ring.list(most=10_000)
+    lists = traffic.ring.list(limit=10_000)
     assert len(lists["recent"]) == explain.RECENT
     assert lists["slowest"][0]["id"] == slow and len(lists["slowest"]) == explain.SLOWEST
     assert lists["worst_accepted"][0]["id"] == bad
