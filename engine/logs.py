@@ -43,8 +43,8 @@ class JsonFormatter(logging.Formatter):
 
 def make_head(level: str, logger: str, timestamp: float | None = None) -> dict[str, Any]:
     """Return the members that every line begins with."""
-    when = datetime.fromtimestamp(time.time() if timestamp is None else timestamp, UTC)
-    return {"time": when.isoformat(), "level": level, "logger": logger}
+    local_time = datetime.fromtimestamp(time.time() if timestamp is None else timestamp, UTC)
+    return {"time": local_time.isoformat(), "level": level, "logger": logger}
 
 
 def write_line(line: dict[str, Any]) -> str:

@@ -79,8 +79,8 @@ class Totals:
     @property
     def imbalance(self) -> int:
         """Delivered tokens that no step explains; 0 if the account is exact."""
-        explained = self.accepted + self.decode_steps - self.lost_bonus + self.first_tokens
-        return self.tokens - explained
+        num_explained = self.accepted + self.decode_steps - self.lost_bonus + self.first_tokens
+        return self.tokens - num_explained
 
     @property
     def acceptance_length(self) -> float | None:

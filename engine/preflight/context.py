@@ -260,8 +260,8 @@ def list_facts(scene: PreflightContext) -> Iterator[tuple[str, str]]:
         yield "layers", f"{local.target.num_layers}, hidden size {local.target.hidden_size}"
         yield "vocabulary", str(local.target.vocab_size)
     yield "dtype", format_resolved(plan.dtype, get_stored_dtype(local))
-    unread = "none" if local.raw else "unknown until the model is here"
-    yield "quantisation", plan.quantization or get_stored_scheme(local) or unread
+    unknown_scheme = "none" if local.raw else "unknown until the model is here"
+    yield "quantisation", plan.quantization or get_stored_scheme(local) or unknown_scheme
     max_positions = local.target.max_positions if local.target else None
     yield "max_model_len", format_resolved(str(plan.max_model_len or "auto"), max_positions)
     yield "tensor parallel", str(plan.tensor_parallel_size)

@@ -174,12 +174,12 @@ class _StepLayout:
         return None
 
     def _make_step(self, step: VerifiedStep, room: int) -> DecodeStep:
-        drafted, length = step
-        delivered = min(length + 1, room)
-        if not drafted:
-            return intern_step(0, 0, delivered, 0, self._reason)
-        accepted = min(length, delivered)
-        return intern_step(drafted, accepted, delivered, length - accepted, None)
+        num_drafted, length = step
+        num_delivered = min(length + 1, room)
+        if not num_drafted:
+            return intern_step(0, 0, num_delivered, 0, self._reason)
+        num_accepted = min(length, num_delivered)
+        return intern_step(num_drafted, num_accepted, num_delivered, length - num_accepted, None)
 
 
 SAMPLE = re.compile(

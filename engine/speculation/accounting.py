@@ -109,10 +109,12 @@ intern_step = lru_cache(maxsize=4096)(DecodeStep)
 
 def trim_step(step: DecodeStep, tokens: int) -> DecodeStep:
     """Return ``step`` without its last ``tokens`` delivered tokens. The bonus token goes first."""
-    delivered = step.delivered - tokens
-    accepted = min(step.accepted, delivered)
-    cut = step.cut + step.accepted - accepted
-    return intern_step(step.drafted, accepted, delivered, cut, step.undrafted, step.planned)
+    num_delivered = step.delivered - tokens
+    num_accepted = min(step.accepted, num_delivered)
+    num_cut = step.cut + step.accepted - num_accepted
+    return intern_step(
+        step.drafted, num_accepted, num_delivered, num_cut, step.undrafted, step.planned
+    )
 
 
 def trim_decode(steps: Iterable[DecodeStep], tokens: int) -> tuple[DecodeStep, ...]:

@@ -34,8 +34,8 @@ def find_lossy(settings: Mapping[str, Any] | None) -> tuple[str, ...]:
 def _list_lossy(settings: Mapping[str, Any]) -> Iterator[str]:
     method = settings.get(METHOD)
     if method is not None and method not in EXACT:
-        why = KNOWN_LOSSY.get(str(method), "is not known to verify drafts exactly")
-        yield f"{METHOD} {str(method)!r} {why}"
+        reason = KNOWN_LOSSY.get(str(method), "is not known to verify drafts exactly")
+        yield f"{METHOD} {str(method)!r} {reason}"
     for key, value in settings.items():
         if key in OLD_METHODS and value not in (None, OLD_EXACT):
             yield f"{key} {str(value)!r} is not known to verify drafts exactly"

@@ -416,10 +416,10 @@ class DepthPlanner:
         if step.prompt:
             return
         reason = DepthReason.COST if self._last is None else self._last.plan.reason
-        planned = PlannedStep(
+        planned_step = PlannedStep(
             step.seconds, self._committed, step.batch, step.verified, step.depth, reason
         )
-        self.recent.append(planned)
+        self.recent.append(planned_step)
         self._probes.save(step.seconds)
 
     def describe(self, recent: int = 0) -> dict[str, object]:

@@ -58,13 +58,15 @@ class ScoringRules:
     """Place in the answer at which scoring begins."""
 
     @classmethod
-    def of(cls, request: EngineRequest, last: int, dtype: str, first: int = 0) -> ScoringRules:
+    def of(
+        cls, request: EngineRequest, last_token: int, dtype: str, first: int = 0
+    ) -> ScoringRules:
         """Return the rules of a request as vLLM applies them."""
         s = request.sampling
         greedy = s.temperature < GREEDY_BELOW
         return cls(
             prompt_tokens=len(request.prompt),
-            last=last,
+            last=last_token,
             tie=find_tie(dtype),
             temperature=0.0 if greedy else max(s.temperature, LEAST_TEMPERATURE),
             top_p=1.0 if greedy else s.top_p,
@@ -127,12 +129,12 @@ class AnswerScores:
     @classmethod
     def join(cls, parts: Sequence[AnswerScores]) -> AnswerScores:
         """Join the scores of an answer's parts, in order."""
-        sampled = [part.evidence for part in parts if part.evidence is not None]
-        kinds = sampled[0] if sampled else ()
+        evidence_parts = [part.evidence for part in parts if part.evidence is not None]
+        kinds = evidence_parts[0] if evidence_parts else ()
         return cls(
             tuple(margin for part in parts for margin in part.margins),
             tuple(token for part in parts for token in part.best),
-            {kind: sum(evidence[kind] for evidence in sampled) for kind in kinds} or None,
+            {kind: sum(evidence[kind] for evidence in evidence_parts) for kind in kinds} or None,
             sum(part.judged for part in parts),
         )
 

@@ -250,17 +250,17 @@ class StepCostModel:
         self.steps += count
         return expected * count, sum(times)
 
-    def seconds(self, batch: int, verified: Floats) -> Floats:
-        """Return the expected seconds at every depth 0 .. K, with ``verified`` draft tokens at each
+    def seconds(self, batch: int, widths: Floats) -> Floats:
+        """Return the expected seconds at every depth 0 .. K, with ``widths`` draft tokens at each
         depth, the same number for each request.
 
         This is the cost in the long run, in which a step that drafts also verifies.
         """
         base, per_token = self._line(batch)
         if self.graphs is None:
-            return np.asarray(base + per_token * verified)
+            return np.asarray(base + per_token * widths)
         modes = [self.graphs.find_mode([depth] * batch) for depth in range(self.depth + 1)]
-        padded = [self.graphs.pad(batch + tokens) - batch for tokens in verified.tolist()]
+        padded = [self.graphs.pad(batch + tokens) - batch for tokens in widths.tolist()]
         extra = [self.get_extra_s(batch, mode) for mode in modes]
         return np.asarray(base + per_token * padded + extra)
 
@@ -272,11 +272,11 @@ class StepCostModel:
         weight = terms.piecewise if mode is GraphMode.PIECEWISE else terms.no_graph
         return weight * self._factor(_size_class(batch))
 
-    def estimate(self, batch: int, verified: float, depth: int, mode: GraphMode) -> float:
-        """Return the expected seconds of a step at this depth that verifies ``verified`` padded
+    def estimate(self, batch: int, num_verified: float, depth: int, mode: GraphMode) -> float:
+        """Return the expected seconds of a step at this depth that verifies ``num_verified`` padded
         tokens."""
         base, per_token = self._line(batch)
-        return float(base[depth] + per_token[depth] * verified + self.get_extra_s(batch, mode))
+        return float(base[depth] + per_token[depth] * num_verified + self.get_extra_s(batch, mode))
 
     def line(self, batch: int) -> tuple[Floats, Floats]:
         """Return the expected seconds without verified tokens, and per verified token, at every
@@ -294,21 +294,21 @@ class StepCostModel:
         w = self._terms
         size = _size_class(batch)
         # In the long run every step that drafts also verifies, so it pays both fixed parts.
-        fixed, overhead = w.fixed + w.request * batch, w.drafting + w.verifying
+        fixed_part, overhead = w.fixed + w.request * batch, w.drafting + w.verifying
         per_depth = w.depth + w.depth_and_request * batch
         factor = self._factor(size)
         factors = [factor * math.exp(self._shrunk[size][k]) for k in self._corrected]
         base = [
-            (fixed + overhead * (k > 0) + per_depth * k) * factor
+            (fixed_part + overhead * (k > 0) + per_depth * k) * factor
             for k, factor in zip(self._drafted, factors, strict=True)
         ]
         return np.array(base), w.verified_token * np.array(factors)  # each in shape (K + 1,)
 
-    def step_seconds(self, batch: int, verified: int, depth: int) -> float:
+    def step_seconds(self, batch: int, num_verified: int, depth: int) -> float:
         """Return the expected seconds of one step, whatever the steps before and after it do."""
-        size, cell = _size_class(batch), self._find_cell(batch, verified, depth)
+        size, cell = _size_class(batch), self._find_cell(batch, num_verified, depth)
         factor = self._factor(size) * math.exp(self._shrunk[size][cell])
-        return _dot(self._describe_step(batch, verified, depth), self._weights) * factor
+        return _dot(self._describe_step(batch, num_verified, depth), self._weights) * factor
 
     def per_token(self, batch: int) -> float:
         """Return the expected seconds of one more verified draft token."""
@@ -498,16 +498,16 @@ def _compute_gain(steps: float, count: int) -> float:
 
 
 def _find_features(
-    batch: int, verified: float, depth: int, prompt: int = 0, mode: GraphMode = GraphMode.FULL
+    batch: int, num_verified: float, depth: int, prompt: int = 0, mode: GraphMode = GraphMode.FULL
 ) -> StepTerms:
     return StepTerms(
         fixed=1.0,
         request=batch,
-        verified_token=verified,
+        verified_token=num_verified,
         drafting=depth > 0,
         depth=depth,
         depth_and_request=depth * batch,
-        verifying=verified > 0,
+        verifying=num_verified > 0,
         prompt=prompt > 0,
         prompt_token=prompt,
         piecewise=mode is GraphMode.PIECEWISE,

@@ -144,7 +144,7 @@ class _Slices:
         curve[0] = (successes[0] + LEVEL_WEIGHT * LEVELS) / (trials[0] + LEVEL_WEIGHT)
         fall = 1.0
         for j in range(1, len(curve)):
-            level_trials, level_successes, previous = (
+            level_trials, level_successes, previous_levels = (
                 trials[j],
                 successes[j],
                 curve[j - 1],
@@ -152,11 +152,11 @@ class _Slices:
             # The fall is accepted / expected, pooled over the levels: most levels have few trials
             # at deep positions. Its prior is the fall before, so attention drift goes on.
             fall = (level_successes.sum() + FALL_WEIGHT * fall) / (
-                level_trials @ previous + FALL_WEIGHT
+                level_trials @ previous_levels + FALL_WEIGHT
             )
             # Never a rise: only easy text reaches a deep position, so the ratio can exceed 1, and
             # would then raise every position that was not tried.
-            prior = min(1.0, fall) * previous
+            prior = min(1.0, fall) * previous_levels
             curve[j] = (level_successes + CURVE_WEIGHT * prior) / (level_trials + CURVE_WEIGHT)
         curve = np.clip(curve.T, 0.005, HIGHEST)  # (levels, K); the logarithms below stay finite
         # Counts (trials, successes) @ evidence = log likelihood, because a success adds log(p)
@@ -264,10 +264,12 @@ class SurvivalEstimator:
             evidence = request_counts @ self._slices.evidence[row]
             members = rows[places]
             self._evidence[members] = evidence
-            previous = self._levels[members]
-            levels = self._estimate_levels(row, evidence, previous) * (request_counts[:, :1] > 0)
+            previous_levels = self._levels[members]
+            levels = self._estimate_levels(row, evidence, previous_levels) * (
+                request_counts[:, :1] > 0
+            )
             self._levels[members] = levels
-            self._slices.running[row] += (levels - previous).sum(axis=0)
+            self._slices.running[row] += (levels - previous_levels).sum(axis=0)
             self._slices.observe(row, levels, slice_counts)
 
     def _group(self, rows: Ints) -> list[tuple[int, Ints | slice]]:

@@ -80,8 +80,12 @@ class DraftManager:
     @property
     def in_trial(self) -> bool:
         """True if the serving draft is not promoted."""
-        serving, promoted = self.serving, self.promoted
-        return bool(serving and promoted and serving.fingerprint != promoted.fingerprint)
+        serving_version, promoted_version = self.serving, self.promoted
+        return bool(
+            serving_version
+            and promoted_version
+            and serving_version.fingerprint != promoted_version.fingerprint
+        )
 
     def choose_path(self) -> str:
         """Return the draft for a new engine: the promoted one, or the configured one if that is
@@ -91,9 +95,12 @@ class DraftManager:
         if self.promoted is not self._configured and not is_whole(self.promoted):
             log.error("the promoted draft %s is damaged; serving the configured one", self.promoted)
             self.promoted = self._configured
-        previous, self.serving = self.serving, self.promoted
-        if previous is not None and previous.fingerprint != self.promoted.fingerprint:
-            self._record("restart", previous, self.promoted)
+        previous_version, self.serving = self.serving, self.promoted
+        if (
+            previous_version is not None
+            and previous_version.fingerprint != self.promoted.fingerprint
+        ):
+            self._record("restart", previous_version, self.promoted)
         if self.promoted.fingerprint == self._configured.fingerprint:
             return self._plan.draft
         return self.promoted.path
@@ -137,8 +144,8 @@ class DraftManager:
 
     async def _swap_to(self, source: str, trial: bool) -> DraftSwap:
         start_s = time.perf_counter()
-        serving = self._require_serving()
-        candidate = await asyncio.to_thread(self._admit, source, serving)
+        serving_version = self._require_serving()
+        candidate = await asyncio.to_thread(self._admit, source, serving_version)
         if trial:
             swap = await self._try(candidate, start_s)
         else:
@@ -152,9 +159,9 @@ class DraftManager:
 
     async def _roll_back(self) -> DraftSwap:
         self._require_serving()
-        promoted = self.promoted
+        promoted_version = self.promoted
         ends_trial = self.in_trial
-        goal = promoted if ends_trial else self.previous
+        goal = promoted_version if ends_trial else self.previous
         if goal is None:
             raise DraftRefused("There is no earlier draft to go back to.")
         if not await asyncio.to_thread(is_whole, goal):
@@ -170,44 +177,44 @@ class DraftManager:
             )
         return self.serving
 
-    def _admit(self, source: str, serving: DraftVersion) -> DraftVersion:
+    def _admit(self, source: str, serving_version: DraftVersion) -> DraftVersion:
         """Check and copy a candidate, and keep a copy of the configured draft for a rollback."""
-        inspection = check_apart(self._plan, source, serving.path)
+        inspection = check_apart(self._plan, source, serving_version.path)
         version = make_version(source, inspection.method, inspection.summary)
         copy = self._store.add(version)
-        check_apart(self._plan, copy.path, serving.path)
+        check_apart(self._plan, copy.path, serving_version.path)
         self._keep_configured()
         log.info("draft %s inspected: %s", copy.fingerprint, inspection.summary)
         return copy
 
     def _keep_configured(self) -> None:
-        configured = self._configured
-        if configured is None or configured.path != configured.source:
+        configured_version = self._configured
+        if configured_version is None or configured_version.path != configured_version.source:
             return
-        copy = self._store.add(configured)
-        if copy.fingerprint != configured.fingerprint:
+        copy = self._store.add(configured_version)
+        if copy.fingerprint != configured_version.fingerprint:
             log.warning("the configured draft's files have changed since the engine loaded them")
             return
-        self.serving = copy if self.serving is configured else self.serving
-        self.promoted = copy if self.promoted is configured else self.promoted
+        self.serving = copy if self.serving is configured_version else self.serving
+        self.promoted = copy if self.promoted is configured_version else self.promoted
         self._configured = copy
 
     async def _load(
         self, version: DraftVersion, kind: str, start_s: float, level: int = logging.WARNING
     ) -> DraftSwap:
-        previous = self._require_serving()
+        previous_version = self._require_serving()
         engine = self._engine
         if engine is None:
             raise DraftRefused("No engine has started yet.")
-        if previous.fingerprint == version.fingerprint:
+        if previous_version.fingerprint == version.fingerprint:
             pause_s = 0.0
         else:
-            pause_s = await engine.swap_draft(version.path, previous.path)
+            pause_s = await engine.swap_draft(version.path, previous_version.path)
             self.serving = version
         if kind != "trial" and self._promote(version):
             await self._drop_cached_blocks()
         took_s = time.perf_counter() - start_s
-        return self._record(kind, previous, version, pause_s, took_s, level)
+        return self._record(kind, previous_version, version, pause_s, took_s, level)
 
     async def _drop_cached_blocks(self) -> None:
         """Drop the prefix cache, which holds the keys and values of the draft before.
@@ -222,13 +229,17 @@ class DraftManager:
             log.warning("blocks of the earlier draft stay in the prefix cache: %s", error)
 
     async def _reload(self) -> DraftSwap:
-        start_s, serving = time.perf_counter(), self._require_serving()
+        start_s, serving_version = time.perf_counter(), self._require_serving()
         if self._engine is None:
             raise DraftRefused("No engine has started yet.")
-        if not await asyncio.to_thread(is_whole, serving):
-            raise DraftRefused(f"The draft {serving.fingerprint} is damaged in {serving.path}.")
-        pause_s = await self._engine.swap_draft(serving.path, serving.path)
-        return self._record("reload", serving, serving, pause_s, time.perf_counter() - start_s)
+        if not await asyncio.to_thread(is_whole, serving_version):
+            raise DraftRefused(
+                f"The draft {serving_version.fingerprint} is damaged in {serving_version.path}."
+            )
+        pause_s = await self._engine.swap_draft(serving_version.path, serving_version.path)
+        return self._record(
+            "reload", serving_version, serving_version, pause_s, time.perf_counter() - start_s
+        )
 
     def _promote(self, version: DraftVersion) -> bool:
         """Promote ``version``. Return True if another draft was promoted before."""
@@ -254,20 +265,20 @@ class DraftManager:
     def _record(
         self,
         kind: str,
-        previous: DraftVersion,
+        previous_version: DraftVersion,
         version: DraftVersion,
         pause_s: float = 0.0,
         took_s: float = 0.0,
         level: int = logging.WARNING,
     ) -> DraftSwap:
         swap = DraftSwap(
-            time.time(), kind, previous.fingerprint, version.fingerprint, pause_s, took_s
+            time.time(), kind, previous_version.fingerprint, version.fingerprint, pause_s, took_s
         )
         self.swaps.append(swap)
         log.log(
             level,
             "draft %s: %s -> %s (%s), pause %.0f ms",
-            kind, previous.fingerprint, version.fingerprint, version.source, 1000 * pause_s,
+            kind, previous_version.fingerprint, version.fingerprint, version.source, 1000 * pause_s,
         )  # fmt: skip
         for listener in self._listeners:
             listener(version, swap)

@@ -70,13 +70,13 @@ class WorkPrices:
         """Return the number of prompt tokens that a step can read in ``time``."""
         return int(max(0.0, time - self.prices[2]) / self.prices[3] + 1e-9)
 
-    def observe(self, step: SharedStep, added: float) -> None:
+    def observe(self, step: SharedStep, added_s: float) -> None:
         """Learn from the additional time of a step compared with a step alone."""
         work = [float(step.rows), float(step.drafts), float(step.prompt > 0), float(step.prompt)]
         for i, guess in enumerate(GUESS):
             self._covariance[i][i] += (DRIFT * max(self.prices[i], guess)) ** 2
         expected = sum(price * amount for price, amount in zip(self.prices, work, strict=True))
-        error = min(max(added - expected, -WIDEST - expected), WIDEST + expected)
+        error = min(max(added_s - expected, -WIDEST - expected), WIDEST + expected)
         cross_covariance = [
             sum(c * a for c, a in zip(row, work, strict=True)) for row in self._covariance
         ]

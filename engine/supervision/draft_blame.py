@@ -104,7 +104,7 @@ class DraftBlame:
 
     def release(self) -> tuple[DraftHold, ...]:
         """Forget all deaths and holds, and return the holds."""
-        released = self.holds
+        holds = self.holds
         self._deaths.clear()
         self._holds.clear()
-        return released
+        return holds

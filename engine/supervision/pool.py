@@ -325,13 +325,13 @@ class EnginePool(ResilientEngine, SupportsUnclaimed):
 
     def release_drafts(self) -> tuple[DraftHold, ...]:
         """Release the held depths on behalf of an operator, and return the holds."""
-        released = self.draft_blame.release()
-        for hold in released:
+        holds = self.draft_blame.release()
+        for hold in holds:
             self.observer.record_draft_hold(hold, is_held=False)
-        if released:
-            log.warning("an operator released %d depths that were held off", len(released))
+        if holds:
+            log.warning("an operator released %d depths that were held off", len(holds))
             self._change_bound()
-        return released
+        return holds
 
     def submit(self, inflight: InFlightRequest) -> AbstractAsyncContextManager[Submission]:
         """Wait for an engine and hold it for the request. Raises EngineDead."""

@@ -349,8 +349,8 @@ class RequestRecovery:
                     ) from None
                 finally:
                     # Also after a cancellation, because the engine did this work in any case.
-                    if skipped := continuation.pop_skipped():
-                        self.replayed += sum_steps(skipped, requests=0)
+                    if skipped_steps := continuation.pop_skipped():
+                        self.replayed += sum_steps(skipped_steps, requests=0)
 
     def _judge_drafts(self, inflight: InFlightRequest, request: EngineRequest) -> None:
         """Blame the drafts for engine deaths if the request runs without drafts."""

@@ -150,42 +150,54 @@ class BlockDraft:
 def list_block_tensors(block: BlockDraft) -> dict[str, ExpectedTensor]:
     """Return the expected tensors, without the prefix ``model.``; for ``listed`` architectures
     only."""
-    draft, hidden = block.draft, block.draft.hidden_size
-    norm = ExpectedTensor((hidden,), "hidden_size")
+    draft, hidden_size = block.draft, block.draft.hidden_size
+    norm = ExpectedTensor((hidden_size,), "hidden_size")
     tensors = {"norm.weight": norm, "hidden_norm.weight": norm}
     if block.uses_aux:
         width = multiply(draft.target_hidden_size, count_states(block))
         source = "the captured layers or target_hidden_size"
-        tensors["fc.weight"] = ExpectedTensor((hidden, width), source)
+        tensors["fc.weight"] = ExpectedTensor((hidden_size, width), source)
     for index in range(draft.num_layers):
         tensors |= {f"layers.{index}.{name}": want for name, want in expect_block_layer(block)}
     tensors |= dict(expect_heads(block))
-    table = ExpectedTensor((draft.vocab_size, hidden), "vocab_size or hidden_size", required=False)
-    head = ExpectedTensor((draft.draft_vocab_size, hidden), "draft_vocab_size", required=False)
+    table = ExpectedTensor(
+        (draft.vocab_size, hidden_size), "vocab_size or hidden_size", required=False
+    )
+    head = ExpectedTensor((draft.draft_vocab_size, hidden_size), "draft_vocab_size", required=False)
     return tensors | {"embed_tokens.weight": table, "lm_head.weight": head}
 
 
 def count_states(block: BlockDraft) -> int:
     """Count the states for which vLLM builds fc: the named layers, else as many as the draft has
     layers."""
-    captured = block.captured
-    return len(captured.ids) if captured else block.draft.num_layers
+    captured_layers = block.captured
+    return len(captured_layers.ids) if captured_layers else block.draft.num_layers
 
 
 def expect_block_layer(block: BlockDraft) -> Iterator[tuple[str, ExpectedTensor]]:
     draft = block.draft
-    hidden, intermediate, dim = draft.hidden_size, draft.number("intermediate_size"), draft.head_dim
+    hidden_size, intermediate_size, dim = (
+        draft.hidden_size,
+        draft.number("intermediate_size"),
+        draft.head_dim,
+    )
     for name in ("input_layernorm", "post_attention_layernorm"):
-        yield f"{name}.weight", ExpectedTensor((hidden,), "hidden_size")
+        yield f"{name}.weight", ExpectedTensor((hidden_size,), "hidden_size")
     for name in ("gate_proj", "up_proj"):
-        yield f"mlp.{name}.weight", ExpectedTensor((intermediate, hidden), "intermediate_size")
-    yield "mlp.down_proj.weight", ExpectedTensor((hidden, intermediate), "intermediate_size")
-    for name, want in expect_grouped_attention(draft, hidden):
+        yield (
+            f"mlp.{name}.weight",
+            ExpectedTensor((intermediate_size, hidden_size), "intermediate_size"),
+        )
+    yield (
+        "mlp.down_proj.weight",
+        ExpectedTensor((hidden_size, intermediate_size), "intermediate_size"),
+    )
+    for name, want in expect_grouped_attention(draft, hidden_size):
         yield f"self_attn.{name}", want
     for name in ("q_norm", "k_norm"):
         yield f"self_attn.{name}.weight", ExpectedTensor((dim,), "head_dim")
     if draft.flag("attention_bias"):
-        yield "self_attn.o_proj.bias", ExpectedTensor((hidden,), "hidden_size")
+        yield "self_attn.o_proj.bias", ExpectedTensor((hidden_size,), "hidden_size")
     if has_sinks(block):
         yield "self_attn.attention_sink_bias", ExpectedTensor((draft.num_heads,), "the heads")
     if block.architecture == DFLASH2:
@@ -198,26 +210,26 @@ def has_sinks(block: BlockDraft) -> bool:
 
 
 def expect_convolutions(block: BlockDraft) -> Iterator[tuple[str, ExpectedTensor]]:
-    hidden = block.draft.hidden_size
+    hidden_size = block.draft.hidden_size
     taps, size = get_int(block.inner, "conv_kernel_size"), get_int(block.inner, "conv_group_size")
-    groups = hidden // size if hidden is not None and size else None
+    groups = hidden_size // size if hidden_size is not None and size else None
     source = "conv_kernel_size, conv_group_size or hidden_size"
     for name in ("attention_conv", "mlp_conv"):
-        yield f"{name}.base_kernel", ExpectedTensor((2, taps, hidden), source)
+        yield f"{name}.base_kernel", ExpectedTensor((2, taps, hidden_size), source)
         rows = multiply(multiply(2, taps), groups)
-        yield f"{name}.kernel_projection.weight", ExpectedTensor((rows, hidden), source)
+        yield f"{name}.kernel_projection.weight", ExpectedTensor((rows, hidden_size), source)
 
 
 def expect_heads(block: BlockDraft) -> Iterator[tuple[str, ExpectedTensor]]:
     """Yield the tensors of DFlash2's candidate selector, and of DSpark's Markov and confidence
     heads."""
-    draft, hidden, rank = block.draft, block.draft.hidden_size, block.markov_rank
+    draft, hidden_size, rank = block.draft, block.draft.hidden_size, block.markov_rank
     if block.architecture == DFLASH2:
         selector_rank = get_int(block.inner, "selector_rank")
         book = ExpectedTensor((draft.vocab_size, selector_rank), "vocab_size or selector_rank")
         yield "candidate_selector.predecessor_codebook", book
         yield "candidate_selector.successor_codebook", book
-        projection = ExpectedTensor((selector_rank, hidden), "selector_rank or hidden_size")
+        projection = ExpectedTensor((selector_rank, hidden_size), "selector_rank or hidden_size")
         yield "candidate_selector.hidden_projection.weight", projection
     if block.method != "dspark":
         return
@@ -226,7 +238,7 @@ def expect_heads(block: BlockDraft) -> Iterator[tuple[str, ExpectedTensor]]:
     source = "draft_vocab_size or markov_rank"
     yield "markov_head.markov_w2.weight", ExpectedTensor((draft.draft_vocab_size, rank), source)
     confidence_inputs: Dimension = (
-        add(hidden, rank) if draft.flag("confidence_head_with_markov") else hidden
+        add(hidden_size, rank) if draft.flag("confidence_head_with_markov") else hidden_size
     )
     confidence_inputs = confidence_inputs if draft.flag("enable_confidence_head") else None
     source = "hidden_size, markov_rank or confidence_head_with_markov"

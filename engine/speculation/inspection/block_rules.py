@@ -54,9 +54,9 @@ def check_block_sizes(case: InspectionCase) -> Iterator[Violation]:
     keys = SIZES + (UNDEFAULTED if draft.speculators else ())
     absent_keys = [key for key in keys if draft.read.get(key) is None]
     if absent_keys:
-        where = "transformer_layer_config" if draft.speculators else "config.json"
+        section = "transformer_layer_config" if draft.speculators else "config.json"
         yield error(
-            f"{where} gives no {', '.join(absent_keys)}",
+            f"{section} gives no {', '.join(absent_keys)}",
             "write the values the draft was trained with",
         )
     invalid_keys = [
@@ -161,8 +161,8 @@ def check_anchor(case: InspectionCase) -> Iterator[Violation]:
             "sample_from_anchor is true, which vLLM's DFlash does not do",
             "train it with false, or as DSpark",
         )
-    unsaid = case.draft.speculators and "sample_from_anchor" not in case.draft.raw
-    if case.method == "dspark" and unsaid:
+    is_unsaid = case.draft.speculators and "sample_from_anchor" not in case.draft.raw
+    if case.method == "dspark" and is_unsaid:
         yield warning(
             "'sample_from_anchor' is absent: vLLM takes false, the speculators library true",
             "write the value it was trained with",
@@ -202,10 +202,11 @@ def check_selector(case: InspectionCase) -> Iterator[Violation]:
             yield error(
                 f"{key} is {block.inner.get(key)!r}", "write the value the draft was trained with"
             )
-    hidden, size = case.draft.hidden_size, get_int(block.inner, "conv_group_size")
-    if hidden and size and size > 0 and hidden % size:
+    hidden_size, size = case.draft.hidden_size, get_int(block.inner, "conv_group_size")
+    if hidden_size and size and size > 0 and hidden_size % size:
         yield error(
-            f"conv_group_size {size} does not divide hidden size {hidden}", "correct one of them"
+            f"conv_group_size {size} does not divide hidden size {hidden_size}",
+            "correct one of them",
         )
     vocab_size = case.target.vocab_size if case.target else case.draft.vocab_size
     top_k = get_int(block.inner, "selector_top_k")
@@ -242,8 +243,8 @@ def check_block_head(case: InspectionCase) -> Iterator[Violation]:
     it."""
     draft, target = case.draft, case.target
     reduced = draft.draft_vocab_size != draft.vocab_size
-    narrow = target is not None and target.hidden_size not in (None, draft.hidden_size)
-    if "lm_head.weight" not in case.tensors and (reduced or narrow):
+    is_narrow = target is not None and target.hidden_size not in (None, draft.hidden_size)
+    if "lm_head.weight" not in case.tensors and (reduced or is_narrow):
         yield error(
             "lm_head.weight is missing and the target's cannot stand in: another shape",
             "export the draft again, with its head",

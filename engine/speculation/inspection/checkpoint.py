@@ -197,11 +197,11 @@ def locate(name: str, revision: str | None = None) -> Path:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        cached = try_to_load_from_cache(name, "config.json", revision=revision)
+        cached_path = try_to_load_from_cache(name, "config.json", revision=revision)
     except HFValidationError as error:
         raise NotInspectable(f"{name} is no plain hub id") from error
-    if isinstance(cached, str):
-        return Path(cached).parent
+    if isinstance(cached_path, str):
+        return Path(cached_path).parent
     raise NotDownloaded(name)
 
 

@@ -219,8 +219,8 @@ def check_heads(case: InspectionCase) -> Iterator[Violation]:
             f"{draft.num_heads} attention heads over {draft.num_kv_heads} key-value heads",
             "correct num_attention_heads or num_key_value_heads",
         )
-    strict = draft.read.get("model_type") in STRICT_HEADS or "head_dim" not in draft.read
-    if strict and draft.hidden_size and draft.hidden_size % draft.num_heads:
+    is_strict = draft.read.get("model_type") in STRICT_HEADS or "head_dim" not in draft.read
+    if is_strict and draft.hidden_size and draft.hidden_size % draft.num_heads:
         yield error(
             f"hidden size {draft.hidden_size} is not divisible by {draft.num_heads} heads",
             "correct num_attention_heads; a Qwen3-shaped draft may give head_dim instead",

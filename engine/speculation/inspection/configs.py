@@ -258,13 +258,15 @@ class ExpectedTensor:
 
 def list_expected_tensors(draft: DraftConfig) -> dict[str, ExpectedTensor]:
     """Return the expected tensors by vLLM's names, with `layers.0.` in place of `midlayer.`."""
-    hidden = draft.hidden_size
-    tensors = {"norm.weight": ExpectedTensor((hidden,), "hidden_size")}
+    hidden_size = draft.hidden_size
+    tensors = {"norm.weight": ExpectedTensor((hidden_size,), "hidden_size")}
     tensors |= dict(expect_fc(draft))
     for index in range(draft.num_layers):
         tensors |= {f"layers.{index}.{name}": want for name, want in expect_layer(draft, index)}
-    table = ExpectedTensor((draft.vocab_size, hidden), "vocab_size or hidden_size", required=False)
-    head = ExpectedTensor((draft.draft_vocab_size, hidden), "draft_vocab_size", required=False)
+    table = ExpectedTensor(
+        (draft.vocab_size, hidden_size), "vocab_size or hidden_size", required=False
+    )
+    head = ExpectedTensor((draft.draft_vocab_size, hidden_size), "draft_vocab_size", required=False)
     return tensors | {"embed_tokens.weight": table, "lm_head.weight": head}
 
 
@@ -282,15 +284,21 @@ def expect_fc(draft: DraftConfig) -> Iterator[tuple[str, ExpectedTensor]]:
 
 
 def expect_layer(draft: DraftConfig, index: int) -> Iterator[tuple[str, ExpectedTensor]]:
-    hidden, intermediate = draft.hidden_size, draft.number("intermediate_size")
+    hidden_size, intermediate_size = draft.hidden_size, draft.number("intermediate_size")
     norms = ["input_layernorm", "post_attention_layernorm"]
     for name in norms:
-        yield f"{name}.weight", ExpectedTensor((hidden,), "hidden_size")
-    yield "hidden_norm.weight", ExpectedTensor((hidden,), "hidden_size", required=index == 0)
+        yield f"{name}.weight", ExpectedTensor((hidden_size,), "hidden_size")
+    yield "hidden_norm.weight", ExpectedTensor((hidden_size,), "hidden_size", required=index == 0)
     for name in ("gate_proj", "up_proj"):
-        yield f"mlp.{name}.weight", ExpectedTensor((intermediate, hidden), "intermediate_size")
-    yield "mlp.down_proj.weight", ExpectedTensor((hidden, intermediate), "intermediate_size")
-    inputs = None if hidden is None else hidden * (2 if index == 0 else 1)
+        yield (
+            f"mlp.{name}.weight",
+            ExpectedTensor((intermediate_size, hidden_size), "intermediate_size"),
+        )
+    yield (
+        "mlp.down_proj.weight",
+        ExpectedTensor((hidden_size, intermediate_size), "intermediate_size"),
+    )
+    inputs = None if hidden_size is None else hidden_size * (2 if index == 0 else 1)
     attention = (
         expect_latent_attention if draft.shape is DecoderLayer.MLA else expect_grouped_attention
     )

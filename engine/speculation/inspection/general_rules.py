@@ -115,9 +115,9 @@ def check_method_match(case: InspectionCase) -> Iterator[Violation]:
         return
     if case.kind == "draft_model" and case.method in FROM_TARGET:
         return
-    what = "a complete model" if case.kind == "draft_model" else f"made for {case.kind!r}"
+    description = "a complete model" if case.kind == "draft_model" else f"made for {case.kind!r}"
     yield error(
-        f"method is {case.method!r}, but the draft's files are {what}",
+        f"method is {case.method!r}, but the draft's files are {description}",
         f'use "method": "{case.kind}", or name another draft',
     )
 
@@ -247,16 +247,16 @@ def check_same_width(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_eagle_fc(case: InspectionCase) -> Iterator[Violation]:
-    shape, hidden = case.shape_of("fc.weight"), case.draft.hidden_size
-    if case.method != "eagle" or not case.tensors or hidden is None:
+    shape, hidden_size = case.shape_of("fc.weight"), case.draft.hidden_size
+    if case.method != "eagle" or not case.tensors or hidden_size is None:
         return
     if case.draft.read.get("architectures") not in JOINED_BY_FC:
         return
     if shape is None:
         yield error("an EAGLE draft without fc.weight", "export the draft again, complete")
-    elif shape != (hidden, 2 * hidden):
+    elif shape != (hidden_size, 2 * hidden_size):
         yield error(
-            f"fc.weight is {list(shape)}, an EAGLE draft's is {[hidden, 2 * hidden]}",
+            f"fc.weight is {list(shape)}, an EAGLE draft's is {[hidden_size, 2 * hidden_size]}",
             "correct hidden_size, or use the method the draft is made for",
         )
 

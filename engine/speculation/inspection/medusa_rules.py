@@ -31,15 +31,15 @@ def map_name(name: str) -> str:
 def count_heads(case: InspectionCase) -> int | None:
     """Return the number of heads as vLLM reads it: from any key that contains ``num`` and
     ``heads``."""
-    raw = case.draft.raw
-    keys = [key for key in raw if "num" in key and "heads" in key]
-    return get_int(raw, keys[-1]) if keys else DEFAULT_HEADS
+    config = case.draft.raw
+    keys = [key for key in config if "num" in key and "heads" in key]
+    return get_int(config, keys[-1]) if keys else DEFAULT_HEADS
 
 
 def count_layers(case: InspectionCase) -> int:
-    raw = case.draft.raw
-    keys = [key for key in raw if "num" in key and "heads" not in key and "layers" in key]
-    return (get_int(raw, keys[-1]) if keys else None) or 1
+    config = case.draft.raw
+    keys = [key for key in config if "num" in key and "heads" not in key and "layers" in key]
+    return (get_int(config, keys[-1]) if keys else None) or 1
 
 
 def check_heads(case: InspectionCase) -> Iterator[Violation]:
@@ -80,15 +80,15 @@ def check_tensors(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_shapes(case: InspectionCase, names: dict[str, str]) -> Iterator[Violation]:
-    hidden = case.draft.hidden_size
+    hidden_size = case.draft.hidden_size
     rows = case.target.vocab_size if case.target else None
     truncated_size = get_int(case.draft.raw, "truncated_vocab_size")
     for name, stored_name in names.items():
         shape = case.tensors[stored_name].shape
         if name.startswith("blocks.") and name.endswith(".weight"):
-            layout: tuple[int | None, ...] = (hidden, hidden)
+            layout: tuple[int | None, ...] = (hidden_size, hidden_size)
         elif name.startswith("lm_head") and name.endswith(".weight") and truncated_size is None:
-            layout = (rows, hidden)
+            layout = (rows, hidden_size)
         else:
             continue
         if None not in layout and shape != layout:

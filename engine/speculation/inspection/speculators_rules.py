@@ -59,12 +59,12 @@ def check_parts(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_proposal(case: InspectionCase) -> Iterator[Violation]:
-    raw = case.draft.raw
-    if not isinstance(raw.get(PART), dict):
+    config = case.draft.raw
+    if not isinstance(config.get(PART), dict):
         return
-    depth = get_proposed_depth(raw)
+    depth = get_proposed_depth(config)
     if depth is None or depth < 1:
-        proposal = get_proposal(raw).get("speculative_tokens")
+        proposal = get_proposal(config).get("speculative_tokens")
         yield warning(
             f"speculators_config proposes {proposal!r} speculative_tokens; {ONE_LINER}",
             "give a whole number of at least 1 in the first of proposal_methods",

@@ -289,9 +289,9 @@ def check_offsets(values: NDArray[Any], vocab_size: int) -> Iterator[Violation]:
         )
         return
     ids = values + np.arange(len(values))
-    outside = (ids < 0) | (ids >= vocab_size)
-    if outside.any():
-        index = int(np.argmax(outside))
+    outside_mask = (ids < 0) | (ids >= vocab_size)
+    if outside_mask.any():
+        index = int(np.argmax(outside_mask))
         yield error(
             f"d2t maps draft id {index} to target id {int(ids[index])}, outside "
             f"0..{vocab_size - 1}",
