@@ -75,14 +75,14 @@ def is_enforced(schema: Any, path: Iterable[str | int]) -> bool:
 
 
 def _find_unenforced(
-    schema: Any, root: Any, where: str, exclusion: Exclusion
+    schema: Any, root: Any, keyword_path: str, exclusion: Exclusion
 ) -> Iterator[Unenforced]:
     if not isinstance(schema, dict):
         return
     for keyword in _check_keywords(schema, root, exclusion):
-        yield where, keyword
+        yield keyword_path, keyword
     for path, part in _parts(schema):
-        yield from _find_unenforced(part, root, f"{where}.{path}", exclusion)
+        yield from _find_unenforced(part, root, f"{keyword_path}.{path}", exclusion)
 
 
 def _parts(schema: Schema) -> Iterator[tuple[str, Any]]:
@@ -299,9 +299,9 @@ class _WorkExceeded(Exception):
 
 def _read_discriminators(schema: Schema) -> Discriminators:
     discriminators = {}
-    properties, required = schema.get("properties"), schema.get("required")
-    if isinstance(properties, dict) and isinstance(required, list):
-        for name in {name for name in required if isinstance(name, str)} & properties.keys():
+    properties, required_names = schema.get("properties"), schema.get("required")
+    if isinstance(properties, dict) and isinstance(required_names, list):
+        for name in {name for name in required_names if isinstance(name, str)} & properties.keys():
             if values := _allowed_values(properties[name]):
                 discriminators[f".{name}"] = values
     if types := _type_names(schema.get("type")):

@@ -63,8 +63,8 @@ def _tree(definition: str) -> Tree[Any]:
     try:
         return _syntax().parse(definition + "\n")
     except UnexpectedInput as error:
-        where = f"line {error.line}, column {error.column}"
-        raise BadGrammar(f"it is not a valid Lark grammar at {where}") from None
+        place = f"line {error.line}, column {error.column}"
+        raise BadGrammar(f"it is not a valid Lark grammar at {place}") from None
 
 
 @cache

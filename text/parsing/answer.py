@@ -141,11 +141,11 @@ def _read_frame(
         content.write(marker)
         return ""
     content.marker()
-    blank: list[str] = []
-    next_marker = yield Next(delimiters, blank.append, keep=None)
+    blanks: list[str] = []
+    next_marker = yield Next(delimiters, blanks.append, keep=None)
     if next_marker in delimiters.markers:
         return next_marker
-    content.unmark(marker + "".join(blank))
+    content.unmark(marker + "".join(blanks))
     return ""
 
 
@@ -273,10 +273,10 @@ def make_fallback_parser(
     out = Emitter()
     calls = Calls(out, OfferedTools(tools), random_id, parallel, custom, repairs=False)
     output, recorder = Output(out, calls), Recorder(vocabulary.decoder())
-    special = {token.id for token in vocabulary.added.values() if token.special}
-    reader = DeltaReader(parser, recorder, output, special)
-    stopping = StopText(stop, reader.text, include_stop) if stop else None
-    return Parser({}, recorder, reader, output, stopping, singly=True)
+    special_ids = {token.id for token in vocabulary.added.values() if token.special}
+    reader = DeltaReader(parser, recorder, output, special_ids)
+    stop_text = StopText(stop, reader.text, include_stop) if stop else None
+    return Parser({}, recorder, reader, output, stop_text, singly=True)
 
 
 def fit_reasoning(name: str | None, vocabulary: Vocabulary) -> ReasoningFormat:

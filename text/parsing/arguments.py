@@ -152,8 +152,8 @@ class ArgumentsWriter:
         self._calls.write((", " if self.given else "{") + encode_basestring(key) + ": ")
         self.given.add(key)
 
-    def begin(self, key: str, allowed: frozenset[str] | None = None) -> None:
-        """Begin the next parameter. ``allowed`` are its types if the format states them."""
+    def begin(self, key: str, types: frozenset[str] | None = None) -> None:
+        """Begin the next parameter. ``types`` are allowed if the format states them."""
         self._parts = []
         if key not in self.properties and not _KEY.fullmatch(key):
             self._calls.spoil()
@@ -164,9 +164,9 @@ class ArgumentsWriter:
             self._value = _Wrapped(self, key)
             return
         self.key(key)
-        self._value = _value(self._calls, self.allowed(key) if allowed is None else allowed)
-        if allowed is not None and "string" not in allowed and self.allowed(key) > STRING:
-            self._value = _Declared(self._calls, allowed)
+        self._value = _value(self._calls, self.allowed(key) if types is None else types)
+        if types is not None and "string" not in types and self.allowed(key) > STRING:
+            self._value = _Declared(self._calls, types)
         self._texts[key] = self._parts
 
     def wraps(self, key: str) -> bool:
@@ -278,8 +278,8 @@ class _Text:
         self._opened = False
 
     def write(self, text: str) -> None:
-        quoted = encode_basestring(text)
-        self._write(quoted[1:-1] if self._opened else quoted[:-1])
+        quotation = encode_basestring(text)
+        self._write(quotation[1:-1] if self._opened else quotation[:-1])
         self._opened = True
 
     def end(self) -> None:
@@ -351,11 +351,11 @@ class _Typed(_Whole):
 
     def end(self) -> None:
         text = self.text
-        inner = unquote_value(text, self._allowed) if self._calls.repairing else None
-        if inner is not None:
+        unquoted_value = unquote_value(text, self._allowed) if self._calls.repairing else None
+        if unquoted_value is not None:
             self._calls.repair(Repair.QUOTED_VALUE)
             self._calls.keep_raw(text)
-        self._write(as_json(text, self._allowed) if inner is None else inner)
+        self._write(as_json(text, self._allowed) if unquoted_value is None else unquoted_value)
 
     def truncate(self) -> None:
         self._write(self.text.strip())

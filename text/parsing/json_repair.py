@@ -161,9 +161,9 @@ def find_missing(text: str) -> str:
             return ""
     if text.rstrip().endswith(("{", "[")):
         return ""
-    missing = "".join(reversed(closers))
+    missing_closers = "".join(reversed(closers))
     try:
-        json.loads(text + missing)
+        json.loads(text + missing_closers)
     except (ValueError, RecursionError):
         return ""
-    return missing
+    return missing_closers

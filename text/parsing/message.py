@@ -326,9 +326,9 @@ def last_name(
     """Read a name up to a marker. A name at the end of the model's answer is a call."""
     try:
         return (yield Until(delimiters, parts.append))
-    except Ended as ended:
+    except Ended as error:
         name = "".join(parts).strip()
-        if ended.by_model and _NAME.fullmatch(name):
+        if error.by_model and _NAME.fullmatch(name):
             begin(name)
             raise Ended(by_model=True) from None
         raise

@@ -347,9 +347,9 @@ class Calls:
 
     def _close_brackets(self) -> Outcome:
         """Write the brackets that malformed JSON lacks at the end of its call."""
-        if missing := find_missing("".join(self._parts)):
+        if missing_closers := find_missing("".join(self._parts)):
             self.repair(Repair.MISSING_BRACKET)
-            self.write(missing)
+            self.write(missing_closers)
         return self._judge()
 
     def end(self, by_model: bool) -> None:

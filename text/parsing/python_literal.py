@@ -227,10 +227,10 @@ class Literal:
         return self._word(text, position, has_more, out)
 
     def _opening(self, text: str, position: int, has_more: bool, out: list[str]) -> int:
-        triple = text[position] * 3
-        if has_more and len(text) - position < 3 and triple.startswith(text[position:]):
+        triple_quote = text[position] * 3
+        if has_more and len(text) - position < 3 and triple_quote.startswith(text[position:]):
             return position
-        self._quote = triple if text.startswith(triple, position) else text[position]
+        self._quote = triple_quote if text.startswith(triple_quote, position) else text[position]
         self._beside, self._is_text = True, False
         out.append('"')
         return position + len(self._quote)

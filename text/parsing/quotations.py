@@ -41,9 +41,9 @@ def read_unclosed(
                 section.marker(marker)
             else:
                 section.tag(marker)
-    except Ended as ended:
-        if ended.by_model or section.in_a_row:
-            section.play(routine, ended.by_model)
+    except Ended as error:
+        if error.by_model or section.in_a_row:
+            section.play(routine, error.by_model)
         else:
             context.out.reasoning.write(section.written())
         raise
@@ -74,8 +74,8 @@ def read_fenced(
             if quotation.released and marker in delimiters.markers:
                 return marker
             quotation.take_marker(markers, marker)
-    except Ended as ended:
-        quotation.end(routine, ended.by_model)
+    except Ended as error:
+        quotation.end(routine, error.by_model)
         raise
 
 
@@ -247,8 +247,8 @@ def read_fenced_answer(
     answer = _FencedAnswer(context.lexicon, head)
     try:
         yield answer
-    except Ended as ended:
-        _settle(answer, read_answer, context, ended.by_model)
+    except Ended as error:
+        _settle(answer, read_answer, context, error.by_model)
         raise
 
 

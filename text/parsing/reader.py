@@ -214,8 +214,8 @@ class JsonValue(_Taking):
 
     @property
     def lexicon(self) -> Lexicon | None:  # type: ignore[override]  # it changes with the string
-        quoting = self._scan.in_string and not self._scan.broken
-        return self._quotes.lexicon if self._quotes and quoting else None
+        is_quoting = self._scan.in_string and not self._scan.broken
+        return self._quotes.lexicon if self._quotes and is_quoting else None
 
     def take(self, text: str, has_more: bool) -> tuple[str | None, str]:
         if self._plainly or (text.isascii() and self._scan.is_quoted(text)):

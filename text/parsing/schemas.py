@@ -70,9 +70,9 @@ def walk_schema(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict
     copy = dict(schema)
     for name, part in schema.items():
         if name in _SCHEMA_MAPS and isinstance(part, dict):
-            copy[name] = {key: change(inner) for key, inner in part.items()}
+            copy[name] = {key: change(part_value) for key, part_value in part.items()}
         elif name in _SCHEMA_LISTS and isinstance(part, list):
-            copy[name] = [change(inner) for inner in part]
+            copy[name] = [change(part_value) for part_value in part]
         elif name in _SCHEMA_SINGLE and isinstance(part, dict):
             copy[name] = change(part)
     return copy
@@ -240,9 +240,12 @@ def close_objects(schema: Any, root: Any = None, is_alone: bool = True, depth: i
 
 def _close_each(part: Any, is_map: bool, root: Any, is_alone: bool, depth: int) -> Any:
     if isinstance(part, list):
-        return [close_objects(inner, root, is_alone, depth + 1) for inner in part]
+        return [close_objects(part_value, root, is_alone, depth + 1) for part_value in part]
     if is_map and isinstance(part, dict):
-        return {key: close_objects(inner, root, is_alone, depth + 1) for key, inner in part.items()}
+        return {
+            key: close_objects(part_value, root, is_alone, depth + 1)
+            for key, part_value in part.items()
+        }
     return part if is_map else close_objects(part, root, is_alone, depth + 1)
 
 
@@ -478,9 +481,9 @@ class Effort:
         if "unevaluatedProperties" in schema and isinstance(value, dict):
             in_place *= 1 + len(value)
         work += in_place
-        for part, inner in _inside(schema, value):
+        for part, part_value in _inside(schema, value):
             self._look(1)
-            work += self._visit(part, inner)
+            work += self._visit(part, part_value)
         self._counts[pair] = work
         return work
 
@@ -524,7 +527,7 @@ def _inside(schema: Mapping[str, Any], value: Any) -> Iterator[tuple[Any, Any]]:
         first = first if isinstance(first, list) else schema.get("items")
         first = first if isinstance(first, list) else []
         for part in filter(_is_schema, schemas):
-            yield from ((part, inner) for inner in value)
+            yield from ((part, part_value) for part_value in value)
         yield from zip(first, value, strict=False)
 
 
@@ -543,7 +546,7 @@ def _members(schema: Mapping[str, Any], value: Mapping[str, Any]) -> Iterator[tu
     else:
         yield from ((members[name], value[name]) for name in value if name in members)
     for part in wildcards:
-        yield from ((part, inner) for inner in value.values())
+        yield from ((part, part_value) for part_value in value.values())
 
 
 def _is_schema(part: Any) -> bool:

@@ -410,11 +410,11 @@ class CallValue(Tagged):
         for kind, position, tag in self._held.marks if self._held else ():
             if ends.last and position < ends.behind:  # a part of that end
                 continue
-            adjoins = ends.last is not None and not text[ends.behind : position].strip()
+            is_adjacent = ends.last is not None and not text[ends.behind : position].strip()
             if kind is _Mark.OPEN:
-                ends.precedes_call |= adjoins
+                ends.precedes_call |= is_adjacent
                 continue
-            ends.is_doubtful = kind is _Mark.STRAY or ends.precedes_call or adjoins
+            ends.is_doubtful = kind is _Mark.STRAY or ends.precedes_call or is_adjacent
             if kind is _Mark.END:
                 ends.last = position, tag
                 ends.behind = self._closing.find_behind(text, position)

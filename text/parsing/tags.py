@@ -156,16 +156,19 @@ class Tags:
 
     def format(self, framing: str = "\n", fragment: str = "") -> ToolFormat:
         """Make a tool format. ``fragment`` is a token that the tags are written with."""
-        inner: tuple[str, ...] = (*self.section_ends, self.call, self.call_end)
-        inner += (self.parameter, self.parameter_end, *self.inside)
+        inner_markers: tuple[str, ...] = (*self.section_ends, self.call, self.call_end)
+        inner_markers += (self.parameter, self.parameter_end, *self.inside)
         openers = (*self.sections, self.call)
         if not self.section:
             openers += (self.parameter,)
-        inner = tuple(filter(None, inner))
+        inner_markers = tuple(filter(None, inner_markers))
         if self.older:
             older_format = self.older.format()
-            openers, inner = openers + older_format.openers, inner + older_format.inner
-        form = ToolFormat(openers, self._section, inner, framing, self.section_end)
+            openers, inner_markers = (
+                openers + older_format.openers,
+                inner_markers + older_format.inner,
+            )
+        form = ToolFormat(openers, self._section, inner_markers, framing, self.section_end)
         if not fragment:
             return form
         fragment_form = self._spell(fragment).format(framing)
@@ -271,10 +274,10 @@ class Tags:
         while marker == self.call:
             marker = yield from _Call(self, context, self.spellings[1]).read()
             if marker == DONE:
-                blank: list[str] = []
-                marker = yield Next(delimiters, blank.append, keep=None)
+                blanks: list[str] = []
+                marker = yield Next(delimiters, blanks.append, keep=None)
                 if marker not in delimiters.markers:
-                    content.write("".join(blank))
+                    content.write("".join(blanks))
         return marker
 
     def _head(self, context: ParsingContext) -> Follow:
@@ -295,10 +298,10 @@ class Tags:
     def _heads(self, lexicon: Lexicon, names: Iterable[str]) -> tuple[Follow, Follow]:
         """Return the rest of an opening tag with a bare name and with a quoted one."""
         next_words: Follow = dict.fromkeys(lexicon.words(self.parameter, self.call_end))
-        bare: Follow = {">": next_words}
-        bare_head: Follow = dict.fromkeys(names, bare)
+        bare_follow: Follow = {">": next_words}
+        bare_head: Follow = dict.fromkeys(names, bare_follow)
         quoted_head: Follow = {
-            quote: {name: {quote: bare} for name in bare_head} for quote in "\"'"
+            quote: {name: {quote: bare_follow} for name in bare_head} for quote in "\"'"
         }
         return bare_head, quoted_head
 
@@ -452,38 +455,40 @@ class _Call:
         tags, lexicon = self._tags, self._context.lexicon
         next_words = tags.after_parameter(lexicon)
         words: dict[str, Follow | None] = {}
-        implied: set[str] = set()
-        unfinished: dict[str, str] = {}
+        closing_words: set[str] = set()
+        unfinished_words: dict[str, str] = {}
         for line in {"", tags.line_end or tags.line}:
             for word in lexicon.words(tags.parameter_end):
                 if word == tags.parameter_end:
-                    unfinished[line + word[:-1]] = word
+                    unfinished_words[line + word[:-1]] = word
                     words[line + word[:-1]] = _allow_drift(next_words)
                 else:
                     words[line + word] = next_words
         for line in {"", "\n", tags.line_end or tags.line}:
             for word in lexicon.words(tags.call_end):
                 words[line + word] = tags.after_call(lexicon)
-                implied.add(line + word)
-        call_ends = frozenset(implied)
+                closing_words.add(line + word)
+        call_ends = frozenset(closing_words)
         if not lexicon.is_token(tags.parameter):
             words |= {word: {} for word in tags.next_parameters}
-            implied.update(tags.next_parameters)
+            closing_words.update(tags.next_parameters)
         call, parameter = (lexicon.words(tag)[0] for tag in (tags.call, tags.parameter))
         words[call] = tags.any_head(lexicon)
         end: Follow = dict.fromkeys(lexicon.words(tags.call_end))
         next_parameter: Follow = {parameter: None}
-        own_ends = words.keys() - implied - {call}
+        own_ends = words.keys() - closing_words - {call}
         closing = Closing(
             words,
-            implied,
-            unfinished=unfinished,
+            closing_words,
+            unfinished=unfinished_words,
             call=call,
             call_ends=call_ends,
             parameter=parameter,
-            pairs={word: _allow_drift(end) if word in unfinished else end for word in own_ends},
+            pairs={
+                word: _allow_drift(end) if word in unfinished_words else end for word in own_ends
+            },
             nexts={
-                word: _allow_drift(next_parameter) if word in unfinished else next_parameter
+                word: _allow_drift(next_parameter) if word in unfinished_words else next_parameter
                 for word in own_ends
             },
             frame=tags.frame(lexicon),

@@ -171,9 +171,9 @@ def _refuse_reference(uri: str) -> Any:
 class OfferedTools:
     """Offered tools by name. If ``offered`` is None, no call counts as unknown."""
 
-    def __init__(self, offered: Collection[Mapping[str, Any]] | None) -> None:
-        self._unstated = offered is None
-        self._offered = offered or ()
+    def __init__(self, tools: Collection[Mapping[str, Any]] | None) -> None:
+        self._unstated = tools is None
+        self._offered = tools or ()
 
     @cached_property
     def _by_name(self) -> dict[str, ToolSchema]:

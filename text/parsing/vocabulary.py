@@ -66,13 +66,13 @@ class Vocabulary:
     def __init__(
         self,
         piece: Callable[[int], bytes],
-        added: Iterable[AddedToken],
+        added_tokens: Iterable[AddedToken],
         *,
         encode: Callable[[str], list[int]],
         size: int,
         skip_space: bool = False,
     ) -> None:
-        self.added: Mapping[int, AddedToken] = {token.id: token for token in added}
+        self.added: Mapping[int, AddedToken] = {token.id: token for token in added_tokens}
         self.ids: Mapping[str, int] = {token.text: token.id for token in self.added.values()}
         self.pieces = _Pieces(piece)
         self.pieces.update({token.id: token.text.encode() for token in self.added.values()})

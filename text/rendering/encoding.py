@@ -236,11 +236,13 @@ def measure_longest_token(tokenizer: Tokenizer) -> int | None:
     """
     spec = json.loads(tokenizer.to_str())
     kind = (spec.get("normalizer") or {"type": None})["type"]
-    swallow = any(token["lstrip"] or token["rstrip"] for token in spec["added_tokens"])
-    if kind not in (None, "NFC") or swallow or _drops_characters(spec.get("pre_tokenizer")):
+    swallows_space = any(token["lstrip"] or token["rstrip"] for token in spec["added_tokens"])
+    if kind not in (None, "NFC") or swallows_space or _drops_characters(spec.get("pre_tokenizer")):
         return None
-    longest = max(len(token.encode("utf-8", "surrogatepass")) for token in tokenizer.get_vocab())
-    return longest * (NFC_SHRINKS if kind else 1)
+    max_token_bytes = max(
+        len(token.encode("utf-8", "surrogatepass")) for token in tokenizer.get_vocab()
+    )
+    return max_token_bytes * (NFC_SHRINKS if kind else 1)
 
 
 def _drops_characters(pre_tokenizer: object) -> bool:

@@ -184,8 +184,8 @@ def _read_token(token: Any) -> str | None:
 def _flatten_tokens(value: Any) -> Any:
     """Replace tokens that are objects by their texts, at any depth."""
     if isinstance(value, dict):
-        inner = {key: _flatten_tokens(item) for key, item in value.items()}
-        return inner["content"] if isinstance(inner.get("content"), str) else inner
+        items = {key: _flatten_tokens(item) for key, item in value.items()}
+        return items["content"] if isinstance(items.get("content"), str) else items
     return [_flatten_tokens(item) for item in value] if isinstance(value, list) else value
 
 

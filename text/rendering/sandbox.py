@@ -123,8 +123,8 @@ def write_message(stream: BinaryIO, message: bytes) -> None:
 
 def run_job(job: bytes) -> tuple[str, str]:
     try:
-        writing = TemplateInput(**orjson.loads(job))
-        text = writing.write(compile_template(writing.source))
+        template_input = TemplateInput(**orjson.loads(job))
+        text = template_input.write(compile_template(template_input.source))
     except (MemoryError, OverflowError):
         return "refused", "it needed too much memory"
     except (ValueError, RecursionError) as error:
@@ -187,19 +187,23 @@ class TemplateRunner:
         self._watchdog = RenderWatchdog()
 
     def write(
-        self, writing: TemplateInput, template: ChatTemplate | None, limits: RenderLimits
+        self, template_input: TemplateInput, template: ChatTemplate | None, limits: RenderLimits
     ) -> str:
         """Write a prompt. ``template`` is the operator's, or None for a request's own template.
 
         Raises ValueError if the template raises, RenderingCancelled if the client has left, and
         RenderTooSlow if it has to run elsewhere than on the event loop.
         """
-        if template is not None and not template.is_suspect and writing.num_bytes <= SMALL_BYTES:
+        if (
+            template is not None
+            and not template.is_suspect
+            and template_input.num_bytes <= SMALL_BYTES
+        ):
             with suppress(RenderTooSlow):
-                return self.watch(template, partial(writing.write, template), limits)
+                return self.watch(template, partial(template_input.write, template), limits)
         if limits.at_once:
             raise RenderTooSlow
-        job = writing.packed
+        job = template_input.packed
         while not self._turns.acquire(timeout=POLL_S):
             limits.check(0)
         try:
@@ -223,8 +227,8 @@ class TemplateRunner:
 
     def close(self) -> None:
         with self._lock:
-            idle, self._idle = self._idle, []
-        for process in idle:
+            idle_children, self._idle = self._idle, []
+        for process in idle_children:
             _kill(process)
 
     def _run_in_child(self, job: bytes, limits: RenderLimits) -> str:
@@ -235,9 +239,9 @@ class TemplateRunner:
         for _ in range(ATTEMPTS):
             try:
                 return self._run_once(job, limits)
-            except _ChildLost as lost:
-                log.warning("a process rendering chat templates ended: %s", lost)
-                status = lost.status
+            except _ChildLost as error:
+                log.warning("a process rendering chat templates ended: %s", error)
+                status = error.status
         if -status in CRASHES:
             raise ValueError("the template crashed the process that ran it")
         raise RendererLost(
@@ -296,9 +300,9 @@ def _run(process: subprocess.Popen[bytes], job: bytes, limits: RenderLimits) -> 
     with suppress(BrokenPipeError):
         write_message(process.stdin, job)  # type: ignore[arg-type]
     deadline = time.monotonic() + PATIENCE_S
-    with selectors.DefaultSelector() as ready:
-        ready.register(process.stdout, selectors.EVENT_READ)
-        while not ready.select(POLL_S):
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while not selector.select(POLL_S):
             limits.check(0)
             if time.monotonic() > deadline:
                 raise ValueError(TOO_LONG)

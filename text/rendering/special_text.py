@@ -111,7 +111,7 @@ class SpecialText:
             text = orjson.dumps(value).decode()
         except TypeError:
             return False
-        if any(hiding in text for hiding in HIDING):
+        if any(mark_text in text for mark_text in HIDING):
             return False
         return not any(first in text for first in self._firsts) or not self.count(text)
 
@@ -130,7 +130,7 @@ class SpecialText:
         if isinstance(value, Mapping):
             return self._mark_mapping(value, pattern, mark)
         if isinstance(value, list | tuple):
-            parts = [self._mark(inner, pattern, mark) for inner in self._part(value, pattern, mark)]
+            parts = [self._mark(item, pattern, mark) for item in self._part(value, pattern, mark)]
             return value if all(map(_is, parts, value)) else parts
         return value
 
@@ -139,13 +139,13 @@ class SpecialText:
     ) -> Mapping[str, Any]:
         """Mark a mapping. Arguments of a call are parsed first, because JSON may escape a text."""
         out = {}
-        for key, inner in value.items():
-            content = inner
-            if key == "arguments" and isinstance(inner, str):
-                content = parse_arguments(inner)
+        for key, item in value.items():
+            content = item
+            if key == "arguments" and isinstance(item, str):
+                content = parse_arguments(item)
             marked_content = self._mark(content, pattern, mark)
             out[self._mark(key, pattern, mark)] = (
-                inner if marked_content is content else marked_content
+                item if marked_content is content else marked_content
             )
         is_same = all(map(_is, out, value)) and all(map(_is, out.values(), value.values()))
         return value if is_same else out
@@ -173,13 +173,13 @@ class SpecialText:
         return mark.join((*parts, text[position:])) if parts else text
 
 
-def _find(text: str, pattern: re.Pattern[str] | None, longest: int) -> Iterator[int]:
+def _find(text: str, pattern: re.Pattern[str] | None, max_length: int) -> Iterator[int]:
     """Yield the offsets at which tokens begin. Other threads can run between windows of text."""
     if pattern is None:
         return
     for begin in range(0, len(text), WINDOW):
         end = begin + WINDOW
-        for match in pattern.finditer(text, begin, end + longest):
+        for match in pattern.finditer(text, begin, end + max_length):
             if match.start() < end:
                 yield match.start()
 

@@ -362,9 +362,9 @@ class ChatTemplate:
         return text[:position] if keeps_spaces else text[:position].rstrip()
 
 
-def _find_variables(tree: nodes.Template, suspect: bool) -> frozenset[str]:
+def _find_variables(tree: nodes.Template, is_suspect: bool) -> frozenset[str]:
     """Return the names that a request may set; for a suspect template, all names that it reads."""
-    if not suspect:
+    if not is_suspect:
         return frozenset(meta.find_undeclared_variables(tree))
     return frozenset(name.name for name in tree.find_all(nodes.Name) if name.ctx == "load")
 

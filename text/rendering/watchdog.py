@@ -89,12 +89,12 @@ class RenderWatchdog:
     def _interrupt_late(self) -> None:
         """Interrupt late renders. Its checks mirror ``run``, so that no interrupt is lost."""
         now = time.monotonic()
-        for watched in list(self._watched):
-            if now > watched.until and not watched.is_interrupted:
-                watched.is_interrupted = True
-                if watched in self._watched:
-                    _raise_in(watched.thread)
-                    self._watched.discard(watched)
+        for render in list(self._watched):
+            if now > render.until and not render.is_interrupted:
+                render.is_interrupted = True
+                if render in self._watched:
+                    _raise_in(render.thread)
+                    self._watched.discard(render)
 
 
 def _raise_in(thread: int) -> None:

@@ -76,8 +76,8 @@ class BareKeys:
         def begin(text: str) -> None:
             name = text.strip().lstrip(":").removeprefix(BARE).strip()
             if name and not _NO_NAME.search(name):
-                last = name.rpartition(":")[2] if ":" in name else ""
-                calls.begin(last if calls.find(last) and not calls.find(name) else name)
+                name_tail = name.rpartition(":")[2] if ":" in name else ""
+                calls.begin(name_tail if calls.find(name_tail) and not calls.find(name) else name)
 
         marker = yield from last_name(delimiters("{", "(", self.call, self.call_end), header, begin)
         begin("".join(header))
@@ -91,8 +91,8 @@ class BareKeys:
         if marker in ("{", "("):
             try:
                 marker = yield from self._members(members, context)
-            except Ended as ended:
-                if ended.by_model and members.is_behind_value:
+            except Ended as error:
+                if error.by_model and members.is_behind_value:
                     members.finish()
                 raise
         members.finish()
@@ -104,8 +104,8 @@ class BareKeys:
         while (marker := (yield _Outside(ends, members))) == self.quote:
             if members.is_in_word and context.calls.repairing:
                 next_words = dict.fromkeys(",}]") | context.follow(None, self.call_end)
-                closes = yield Ahead(next_words, context.lexicon.delimiters(), context.lexicon)
-                if closes == Ahead.YES:
+                is_closing = yield Ahead(next_words, context.lexicon.delimiters(), context.lexicon)
+                if is_closing == Ahead.YES:
                     members.close_word()
                     continue
             write, end = members.string()
@@ -413,8 +413,8 @@ def _unquote(word: str) -> str:
     if not quote or quote not in "\"'`" or (quote != '"' and word[-1:] != quote):
         return word
     if quote != '"':
-        inner = word[1:-1].replace(f"\\{quote}", quote).replace('\\"', '"').replace('"', '\\"')
-        word = f'"{inner}"'
+        body = word[1:-1].replace(f"\\{quote}", quote).replace('\\"', '"').replace('"', '\\"')
+        word = f'"{body}"'
     try:
         return str(json.loads(word, strict=False))
     except ValueError:

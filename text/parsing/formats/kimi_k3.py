@@ -149,12 +149,12 @@ def _read_unclosed(context: ParsingContext) -> Routine:
             section.text(text)
             section.marker(marker) if marker in delimiters.tokens else section.text(marker)
             last_marker = marker
-    except Ended as ended:
+    except Ended as error:
         section.text("".join(parts))
-        if ended.by_model:
+        if error.by_model:
             out.reasoning.marker()
             out.phase = Phase.CONTENT
-            section.play(_read_elements(context), ended.by_model)
+            section.play(_read_elements(context), error.by_model)
         else:
             out.reasoning.write(section.written())
         raise
@@ -208,10 +208,10 @@ def _is_broken(header: str, name: str, attributes: dict[str, str]) -> bool:
 def _read_argument(
     attributes: dict[str, str], arguments: ArgumentsWriter, context: ParsingContext
 ) -> Generator[Want, str, bool]:
-    allowed = None
+    types = None
     if "type" in attributes:
-        allowed = STRING if attributes["type"] == "string" else TYPES - STRING
-    arguments.begin(attributes["key"], allowed)
+        types = STRING if attributes["type"] == "string" else TYPES - STRING
+    arguments.begin(attributes["key"], types)
     is_forced = yield from _read_body("argument", arguments.write, context)
     text = arguments.text
     too_many = text.count(SEP) > text.count(OPEN) + text.count(CLOSE)

@@ -279,11 +279,11 @@ class _Value:
         """Return the schema of an element inside ``parent``; None if it is not known yet."""
         if parent is None:
             return None
-        allowed = self._tool.find_kinds(parent)
-        if "array" not in allowed:
+        types = self._tool.find_kinds(parent)
+        if "array" not in types:
             return self._member(parent, name)
         item = self._item(parent)
-        if "object" not in allowed:
+        if "object" not in types:
             return item
         member = self._member(parent, name)
         return item if item is member else None
@@ -296,16 +296,16 @@ class _Value:
         return self._resolve(members.get(name, [default])[0])
 
     def _as_json(self, element: _Element, schema: Any) -> str:
-        allowed = self._tool.find_kinds(schema)
+        types = self._tool.find_kinds(schema)
         text = "".join(element.text)
         if not element.children:
-            empty = not text.strip() and "string" not in allowed
-            if empty and allowed & {"array", "object"}:
-                return "[]" if "array" in allowed else "{}"
-            return as_json(text, allowed)
+            is_empty = not text.strip() and "string" not in types
+            if is_empty and types & {"array", "object"}:
+                return "[]" if "array" in types else "{}"
+            return as_json(text, types)
         self.is_broken |= bool(text.strip())
         is_list = all(name == "item" for name, _ in element.children)
-        if "array" in allowed and (is_list or "object" not in allowed):
+        if "array" in types and (is_list or "object" not in types):
             item = self._item(schema)
             return f"[{', '.join(self._child(child, item) for _, child in element.children)}]"
         return self._as_object(element, schema, text)

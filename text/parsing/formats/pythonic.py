@@ -95,8 +95,8 @@ class Pythonic:
         elif (yield Looking(_JSON, _JSON_BEGINS)) == Looking.YES:
             yield from JsonCalls(context.calls, delimiters, write).read()
         else:
-            empty = (yield Looking(_EMPTY, _JSON_BEGINS)) == Looking.YES
-            yield Until(delimiters, ignore if empty else write)
+            is_empty = (yield Looking(_EMPTY, _JSON_BEGINS)) == Looking.YES
+            yield Until(delimiters, ignore if is_empty else write)
 
     def _list(self, delimiters: Delimiters, context: ParsingContext, opener: str = "") -> Routine:
         """Read a list from after its bracket. ``opener`` is the bracket if it may still be text."""
@@ -209,9 +209,9 @@ def _skip_commas(text: str) -> str:
     return text
 
 
-def _unquote(value: str, allowed: frozenset[str]) -> str:
+def _unquote(value: str, types: frozenset[str]) -> str:
     """Convert a quoted value to the type that the schema allows."""
-    return as_json(json.loads(value), allowed) if _STRING.fullmatch(value) else value
+    return as_json(json.loads(value), types) if _STRING.fullmatch(value) else value
 
 
 PYTHONIC = Pythonic().format()

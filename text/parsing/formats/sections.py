@@ -66,8 +66,8 @@ def _begin_kimi(calls: Calls, header: str) -> bool:
 
 def _find_offered(header: str, calls: Calls) -> str:
     """Return the tool that an inexact header means: clients write ids without dots and colons."""
-    bare = header.removeprefix("functions").lstrip("._")
-    for name in (bare, _INDEX.sub("", bare), _INDEX.sub("", header)):
+    tool_name = header.removeprefix("functions").lstrip("._")
+    for name in (tool_name, _INDEX.sub("", tool_name), _INDEX.sub("", header)):
         if calls.find(name):
             return name
     return ""
