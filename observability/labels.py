@@ -109,13 +109,13 @@ class TopTemplates:
 
     def _challenge(self, fingerprint: str) -> tuple[str, str | None]:
         count = self._count(fingerprint)
-        rarest = min(self._named, key=self._named.__getitem__, default=None)
-        if rarest is None or count <= self._named[rarest]:
+        rarest_name = min(self._named, key=self._named.__getitem__, default=None)
+        if rarest_name is None or count <= self._named[rarest_name]:
             return OTHER, None
-        del self._named[rarest]
+        del self._named[rarest_name]
         del self._candidates[fingerprint]
         self._named[fingerprint] = count
-        return fingerprint, rarest
+        return fingerprint, rarest_name
 
     def _count(self, fingerprint: str) -> int:
         """Return the certain occurrences of a candidate, after counting this one."""
@@ -128,8 +128,8 @@ class TopTemplates:
         replaces."""
         if len(self._candidates) < 8 * self._size:
             return 0, 0
-        rarest = min(self._candidates, key=lambda key: self._candidates[key][0])
-        count, _ = self._candidates.pop(rarest)
+        rarest_name = min(self._candidates, key=lambda key: self._candidates[key][0])
+        count, _ = self._candidates.pop(rarest_name)
         return count, count
 
 
@@ -142,7 +142,7 @@ class RecentNames:
 
     def add(self, name: str) -> str | None:
         """Return the name that this one displaces, if any."""
-        self._names = [other for other in self._names if other != name] + [name]
+        self._names = [label for label in self._names if label != name] + [name]
         return self._names.pop(0) if len(self._names) > self._size else None
 
 

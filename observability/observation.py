@@ -113,8 +113,8 @@ class PendingMetrics:
             self._progress[slices] = shares, gaps
             return
         for phase, share in shares.items():
-            mine = entry[0].get(phase)
-            entry[0][phase] = share if mine is None else mine + share
+            own_share = entry[0].get(phase)
+            entry[0][phase] = share if own_share is None else own_share + share
         entry[1].extend(gaps)
 
     def add_record(self, record: RequestRecord) -> None:

@@ -190,18 +190,18 @@ class Telemetry:
         if timeline is not None:
             timeline.request = request
             return timeline, _do_nothing
-        unannounced = DirectRequest(
+        direct_request = DirectRequest(
             self._name_direct_slices(request, model),
             ChoiceObservation(SequenceTimeline(self.clock, self._late)),
             self._add_progress,
         )
-        self._live.add(unannounced)
+        self._live.add(direct_request)
 
         def close() -> None:
-            unannounced.settle(ended=True)
-            self._live.discard(unannounced)
+            direct_request.settle(ended=True)
+            self._live.discard(direct_request)
 
-        return unannounced.choice.sequence, close
+        return direct_request.choice.sequence, close
 
     def settle(self) -> None:
         """Update the metrics with the progress of running requests."""

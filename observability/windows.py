@@ -159,8 +159,8 @@ class SliceWindows:
 
     def add_records(self, slices: SliceNames, records: list[RequestRecord], now: float) -> None:
         waits = [record.ttft for record in records if record.ttft is not None]
-        failed = sum(record.ending in FAILED for record in records)
-        count = WindowSums(len(records), failed=failed, started=len(waits), waited_s=sum(waits))
+        num_failed = sum(record.ending in FAILED for record in records)
+        count = WindowSums(len(records), failed=num_failed, started=len(waits), waited_s=sum(waits))
         for window in self._select_windows(slices):
             window.add(count, now)
         phases = Counter(phase for record in records for phase in _collect_phases(record))

@@ -36,10 +36,10 @@ class AuditOutcome(StrEnum):
 def judge_margins(scores: AnswerScores, tie: float) -> AuditOutcome:
     """Judge the tokens of an answer one by one. ``tie`` is the margin in nats that rounding
     explains."""
-    _, worst = scores.worst
-    if worst > tie:
+    _, margin = scores.worst
+    if margin > tie:
         return AuditOutcome.VIOLATED
-    return AuditOutcome.NEAR_TIE if worst > 0 else AuditOutcome.LOSSLESS
+    return AuditOutcome.NEAR_TIE if margin > 0 else AuditOutcome.LOSSLESS
 
 
 class SequentialTest:

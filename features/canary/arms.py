@@ -172,10 +172,15 @@ def find_collapse(arms: ArmsNow, limits: CollapseLimits) -> str:
     """Return the limit that the candidate exceeds, in words; empty if there is none."""
     candidate, control = arms.candidate, arms.control
     if candidate.requests >= limits.requests:
-        failing = candidate.failed / candidate.requests
-        usual = control.failed / control.requests if control.requests >= limits.requests else 0.0
-        if failing > usual + limits.failing:
-            return f"{failing:.0%} of the candidate's requests fail, {usual:.0%} of the control's"
+        failure_rate = candidate.failed / candidate.requests
+        control_rate = (
+            control.failed / control.requests if control.requests >= limits.requests else 0.0
+        )
+        if failure_rate > control_rate + limits.failing:
+            return (
+                f"{failure_rate:.0%} of the candidate's requests fail, "
+                f"{control_rate:.0%} of the control's"
+            )
     if min(candidate.timed, control.timed) >= limits.requests:
         ratio = candidate.token_s / control.token_s
         if ratio > limits.slower:
@@ -201,8 +206,8 @@ def measure_request(record: RequestRecord) -> Iterator[tuple[str, float]]:
     """
     totals, workload = record.totals, record.slices.labels.workload
     yield from measure_ending(record)
-    sliced = {"tpot": find_tpot(record), "acceptance": totals.acceptance_length}
-    for metric, value in sliced.items():
+    slice_values = {"tpot": find_tpot(record), "acceptance": totals.acceptance_length}
+    for metric, value in slice_values.items():
         if value is not None:
             yield metric, value
             yield f"{metric}:{workload}", value

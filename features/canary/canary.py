@@ -125,11 +125,11 @@ class Canary:
             while not findings.ended:
                 await asyncio.to_thread(self._test.add, await self._run_block())
                 self.findings = findings = await asyncio.to_thread(self._test.judge)
-        except Collapsed as why:
-            log.warning("rolling back the canary at once: %s", why)
-            return replace(findings, verdict=CanaryVerdict.ROLL_BACK, reason=str(why), ended=True)
-        except Interrupted as why:
-            return replace(findings, verdict=CanaryVerdict.UNDECIDED, reason=str(why), ended=True)
+        except Collapsed as error:
+            log.warning("rolling back the canary at once: %s", error)
+            return replace(findings, verdict=CanaryVerdict.ROLL_BACK, reason=str(error), ended=True)
+        except Interrupted as error:
+            return replace(findings, verdict=CanaryVerdict.UNDECIDED, reason=str(error), ended=True)
         return findings
 
     async def _run_block(self) -> SlotPair:
@@ -143,18 +143,18 @@ class Canary:
                 await self.change.enter(arm)
                 await self._serve(self.plan.slot_s, arm is Arm.CANDIDATE)
         else:
-            await self._serve(2 * self.plan.slot_s, watched=True)
+            await self._serve(2 * self.plan.slot_s, is_watched=True)
         # A new dict for late requests: the test reads these in another thread.
         values, self._values = self._values, {arm: {} for arm in Arm}
         return SlotPair(values[Arm.CONTROL], values[Arm.CANDIDATE])
 
-    async def _serve(self, seconds: float, watched: bool) -> None:
+    async def _serve(self, seconds: float, is_watched: bool) -> None:
         remaining_s = seconds
         while remaining_s > 0:
             pause = min(remaining_s, self.plan.watch_s)
             await self._sleep(pause)
             remaining_s -= pause
-            if watched:
+            if is_watched:
                 self._served_s += pause
                 self.change.check(self._sum_arms())
 

@@ -130,10 +130,10 @@ def _format(answer: Mapping[str, Any]) -> str:
         return _format_canary(answer["canary"])
     lines = []
     if swap := answer.get("swap"):
-        pause, took = 1000 * swap["pause_s"], swap["took_s"]
+        pause_ms, took_ms = 1000 * swap["pause_s"], swap["took_s"]
         lines.append(
             f"{swap['kind']}: {swap['before']} -> {swap['after']}, "
-            f"pause {pause:.0f} ms, {took:.1f} s in all"
+            f"pause {pause_ms:.0f} ms, {took_ms:.1f} s in all"
         )
     for role in ("serving", "promoted", "previous", "configured"):
         version = answer[role]

@@ -159,8 +159,10 @@ class DraftChange:
         )
         steps = candidate.verify_steps - self._began.verify_steps
         tokens = steps + candidate.accepted - self._began.accepted
-        usual = tokens * control.verify_steps / ((control.verify_steps + control.accepted) or 1)
-        extra = round(steps - usual, 1) if control.verify_steps else 0.0
+        expected_steps = (
+            tokens * control.verify_steps / ((control.verify_steps + control.accepted) or 1)
+        )
+        extra = round(steps - expected_steps, 1) if control.verify_steps else 0.0
         return {"tokens": tokens, "verify_steps": steps, "extra_steps": extra}
 
 

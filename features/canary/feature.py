@@ -18,15 +18,15 @@ class CanaryFeature(ActiveFeature):
 
     def __init__(self, core: Core, _: CanarySettings) -> None:
         policy, engine = core.policy, core.engine
-        configured = replace(policy.rules, key_depths={})
-        promoted = PromotedRules(core.settings.draft_store, configured)
-        policy.rules = replace(promoted.choose(), key_depths=policy.rules.key_depths)
-        policy.listeners.append(promoted.forget)
+        rules = replace(policy.rules, key_depths={})
+        promoted_rules = PromotedRules(core.settings.draft_store, rules)
+        policy.rules = replace(promoted_rules.choose(), key_depths=policy.rules.key_depths)
+        policy.listeners.append(promoted_rules.forget)
         self.runner = CanaryRunner(
             CanaryChanges(
                 core.telemetry,
                 policy,
-                promoted,
+                promoted_rules,
                 lambda: engine.losses,
                 core.backend.drafts,
                 core.backend.fleet,

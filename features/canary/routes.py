@@ -61,8 +61,8 @@ class CanaryModel(AdminModel):
         fields = self.model_dump(include={"min_blocks", "min_sessions", "alpha", "slice_margin"})
         fields["max_blocks"] = CanaryPlan.count_blocks(self.slot_s, self.max_s)
         rules = {name: value for name, value in fields.items() if value is not None}
-        primary = self.primary or ("tpot" if self.speculation else "acceptance")
-        make = CanaryRules.for_tpot if primary == "tpot" else CanaryRules
+        primary_metric = self.primary or ("tpot" if self.speculation else "acceptance")
+        make = CanaryRules.for_tpot if primary_metric == "tpot" else CanaryRules
         return CanaryPlan(self.slot_s, rules=make(**rules))
 
 

@@ -160,8 +160,8 @@ def measure_dependence(residuals: Sequence[float]) -> float:
     correlation = (
         sample_correlation + (1 + 4 * max(sample_correlation, 0.0)) / count + 1 / math.sqrt(count)
     )
-    bounded = min(max(correlation, 0.0), STRONGEST)
-    return (1 + bounded) / (1 - bounded)
+    clipped_correlation = min(max(correlation, 0.0), STRONGEST)
+    return (1 + clipped_correlation) / (1 - clipped_correlation)
 
 
 SessionValues = Mapping[Hashable, Sequence[float]]

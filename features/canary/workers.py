@@ -66,14 +66,14 @@ class WorkerChange:
             )
         if worker.state not in (WorkerState.SERVING, WorkerState.HELD):
             raise ChangeRefused(f"The worker {worker.name} does not serve: it is {worker.state}.")
-        others = [
+        other_workers = [
             name
             for name, status in workers.items()
             if status.state is WorkerState.SERVING and status is not worker
         ]
-        if not others:
+        if not other_workers:
             raise ChangeRefused("No other worker serves, so there is nothing to compare with.")
-        self._names, self._openings = [worker.name, *others], worker.openings
+        self._names, self._openings = [worker.name, *other_workers], worker.openings
         self._fleet.reservations.candidate = worker.name
         self._fleet.reservations.held_names.discard(worker.name)
         self._policy.trial = PolicyTrial(self._draw)

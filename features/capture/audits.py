@@ -132,7 +132,7 @@ class AuditCapture:
         result = audit.result
         if self._redactor is not None:
             self._redactor.begin()
-        captured = CapturedAudit(
+        captured_audit = CapturedAudit(
             id=name_request(facts.id, self._redactor, self._hashes),
             session=self._hashes.hash_text(session),
             choice=facts.sequences.index(audit.sequence),
@@ -145,5 +145,5 @@ class AuditCapture:
             at=round(result["at"], 6),
             key=facts.key,
         )
-        line = format_audit(captured)
+        line = format_audit(captured_audit)
         return line if self._cipher is None else self._cipher.encrypt(line)

@@ -146,29 +146,29 @@ class RecordFormatter:
         hashes: SaltedHashes,
         redactor: Redactor | None,
         cipher: MultiFernet | None,
-        began: float,
+        start_time: float,
     ) -> None:
         self.redactor = redactor
         self._hashes = hashes
         self._cipher = cipher
-        self._began = began
+        self._began = start_time
 
     def format(self, request: EndedRequest) -> bytes:
         line = format_record(self.make_record(request))
         return line if self._cipher is None else self._cipher.encrypt(line)
 
-    def make_record(self, ended: EndedRequest) -> CaptureRecord:
+    def make_record(self, request: EndedRequest) -> CaptureRecord:
         """Build the record. Raises RecordDropped."""
         redactor = self.redactor
         if redactor is not None:
             redactor.begin()
-        requests = [line.request for line in ended.timelines]
+        requests = [line.request for line in request.timelines]
         first = next((request for request in requests if request is not None), None)
         prompts, places = self._make_prompts(requests)
-        request_record = self._describe_request(ended, self._make_content(ended, prompts))
+        request_record = self._describe_request(request, self._make_content(request, prompts))
         choices = tuple(
             self._make_choice(choice, timeline, places)
-            for choice, timeline in zip(ended.record.choices, ended.timelines, strict=True)
+            for choice, timeline in zip(request.record.choices, request.timelines, strict=True)
             if timeline.request is not None
         )
         record = replace(
@@ -289,8 +289,8 @@ class RecordFormatter:
             return {}
         values = {
             name: getattr(request.sampling, name)
-            for name, neutral in _NEUTRAL.items()
-            if getattr(request.sampling, name) != neutral
+            for name, default in _NEUTRAL.items()
+            if getattr(request.sampling, name) != default
         }
         if self.redactor is None:
             return {name: v for name, v in values.items() if isinstance(v, (int, float))}

@@ -81,11 +81,11 @@ def _make_parser() -> argparse.ArgumentParser:
         "--out", type=Path, required=True, help="file to create; encrypted if there is a key"
     )
     delete = add("delete", delete_records, "delete the requests of a key or session, or all")
-    chosen = delete.add_mutually_exclusive_group(required=True)
-    chosen.add_argument(
+    selection = delete.add_mutually_exclusive_group(required=True)
+    selection.add_argument(
         "--key", metavar="NAME", help="delete the requests of the API key with this public name"
     )
-    chosen.add_argument(
+    selection.add_argument(
         "--session", metavar="HASH", help="delete this session, named as `show` prints it"
     )
     delete.add_argument(
@@ -93,7 +93,7 @@ def _make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="also delete lines that cannot be read: damaged lines and lines of lost keys",
     )
-    chosen.add_argument(
+    selection.add_argument(
         "--all", action="store_true", help="delete every file and the salt of the hashes"
     )
     return parser
@@ -135,8 +135,8 @@ def format_statistics(records: Iterable[CaptureRecord]) -> str:
         ]
         for name, counts in sorted(sums.items())
     ]
-    ended = ", ".join(f"{count} {ending}" for ending, count in endings.most_common())
-    return "\n".join([*format_table(HEAD, rows), "", ended or "no requests"])
+    summary = ", ".join(f"{count} {ending}" for ending, count in endings.most_common())
+    return "\n".join([*format_table(HEAD, rows), "", summary or "no requests"])
 
 
 def count_record(record: CaptureRecord) -> Counter[str]:
@@ -167,10 +167,13 @@ def print_records(options: argparse.Namespace, cipher: MultiFernet | None) -> No
         if options.text:
             sys.stdout.buffer.write(format_record(record) + b"\n")
             continue
-        when = datetime.fromtimestamp(record.arrived or 0, UTC).isoformat(timespec="milliseconds")
+        time_text = datetime.fromtimestamp(record.arrived or 0, UTC).isoformat(
+            timespec="milliseconds"
+        )
         counts = count_record(record)
         print(
-            when, record.api, "workload", record.workload or "-", "session", record.session or "-",
+            time_text, record.api, "workload", record.workload or "-",
+            "session", record.session or "-",
             "key", record.key or "-",
             f"{counts['prompt']}+{counts['output']} tokens", record.ending or "-",
             *(f"audit: {verdict}" for verdict in audits.get(record.id, ())),

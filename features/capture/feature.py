@@ -47,10 +47,10 @@ class CaptureSubscriber:
         telemetry.facts.subscribe(AnswerAudited, capture.audits.record)
 
     def _select(self, fact: RequestBegan) -> None:
-        if (sent := take_body()) is None:
+        if (sent_body := take_body()) is None:
             return
         session = self._capture.select(fact.facts)
-        fact.observation.capture(session, sent)
+        fact.observation.capture(session, sent_body)
         if session is not None:
             self._capture.audits.expect(fact.facts, session)
 
@@ -71,7 +71,7 @@ class CaptureSubscriber:
 def open_capture(settings: CaptureSettings, progress: Callable[[str], None]) -> RequestCapture:
     """Open the folder. Raises ConfigError."""
     assert settings.capture is not None
-    anonymous = settings.capture_mode == HASHES
+    is_anonymous = settings.capture_mode == HASHES
     directory = Path(settings.capture).expanduser()
     keys = read_keys(Path(settings.capture_key_file)) if settings.capture_key_file else []
     limits = make_part(CaptureLimits, settings)
@@ -85,8 +85,8 @@ def open_capture(settings: CaptureSettings, progress: Callable[[str], None]) -> 
         progress(f"note: --capture {directory} was open to other users; its mode is 0700 now")
     progress(
         f"note: {settings.capture_share:.0%} of sessions are captured in {directory}"
-        + (", as hashes" if anonymous else "")
+        + (", as hashes" if is_anonymous else "")
         + (", encrypted" if keys else "")
     )
-    redactor = None if anonymous else settings.make_redactor()
+    redactor = None if is_anonymous else settings.make_redactor()
     return RequestCapture(folder, settings.capture_share, hashes, redactor, make_cipher(keys))

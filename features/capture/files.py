@@ -394,8 +394,8 @@ class CaptureWriter:
             self._ready.set()
 
     def counts(self) -> CaptureCounts:
-        dropped = dict(self._dropped)
-        return CaptureCounts(self._records, self._bytes, dropped)
+        drop_counts = dict(self._dropped)
+        return CaptureCounts(self._records, self._bytes, drop_counts)
 
     def close(self) -> None:
         """Write the queued items, for at most a few seconds."""

@@ -19,9 +19,11 @@ class CapturedRequests(MetricGroup):
     a file. ``slow``: its redaction took too long. ``fault``: an error of the gateway.
     """
 
-    def __init__(self, scope: MetricScope, read: Callable[[], CaptureCounts] | None = None) -> None:
-        """``read`` returns the counts; None without a capture."""
-        self._read = read
+    def __init__(
+        self, scope: MetricScope, read_counts: Callable[[], CaptureCounts] | None = None
+    ) -> None:
+        """``read_counts`` returns the counts; None without a capture."""
+        self._read = read_counts
         super().__init__(scope)
 
     def declare(self) -> None:

@@ -57,10 +57,10 @@ def compile_pattern(source: str) -> Pattern:
     if _BOUNDARY.search(source):
         raise ValueError(rf"'{source}': \b and \B support only ASCII letters: leave them out")
     anchored = _compile(source, "".join(_translate(source)))
-    free = _compile(source, "".join(_translate(source, anchors=False)))
-    if free.search(b""):
+    unanchored = _compile(source, "".join(_translate(source, anchors=False)))
+    if unanchored.search(b""):
         raise ValueError(f"'{source}' matches the empty string, which is everywhere")
-    return Pattern(anchored, free)
+    return Pattern(anchored, unanchored)
 
 
 def _compile(source: str, translation: str) -> Any:
@@ -106,13 +106,13 @@ def find_spans(patterns: Sequence[Pattern], text: bytes, check: Check) -> list[S
             if match.end() > match.start():
                 spans.append((match.start(), match.end()))
             check()
-    merged: list[Span] = []
+    merged_spans: list[Span] = []
     for start, end in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        if merged_spans and start <= merged_spans[-1][1]:
+            merged_spans[-1] = merged_spans[-1][0], max(end, merged_spans[-1][1])
         else:
-            merged.append((start, end))
-    return merged
+            merged_spans.append((start, end))
+    return merged_spans
 
 
 def contains_any(patterns: Sequence[Pattern], text: bytes, check: Check) -> bool:

@@ -159,14 +159,14 @@ class CaptureRecord:
         if self.body is None and self.messages is None and self.text_input is None:
             raise CaptureError("the record holds no body and no messages (--capture-mode hashes)")
         body = dict(self.body or {})
-        shared: dict[str, Any] = {}
+        shared_fields: dict[str, Any] = {}
         if self.api == "chat" and self.messages is not None:
-            shared["messages"] = list(self.messages)
+            shared_fields["messages"] = list(self.messages)
             if self.tools:
-                shared["tools"] = list(self.tools)
+                shared_fields["tools"] = list(self.tools)
         elif self.text_input is not None:
-            shared["prompt"] = self.text_input
-        return shared | body
+            shared_fields["prompt"] = self.text_input
+        return shared_fields | body
 
     def trajectories(self) -> Iterator[tuple[tuple[int, ...], CapturedChoice]]:
         """Yield the prompt and choice of every answer whose token ids were captured."""

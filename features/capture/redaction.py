@@ -73,15 +73,15 @@ class Redactor:
     _ends: float = field(default=0.0, init=False)
 
     @classmethod
-    def of(cls, patterns: Sequence[str], dropped: Sequence[str]) -> Redactor:
+    def of(cls, patterns: Sequence[str], dropped_fields: Sequence[str]) -> Redactor:
         """Compile the patterns and check the field names. Raises ValueError."""
-        for name in dropped:
+        for name in dropped_fields:
             if name in PROMPT_FIELDS:
                 raise ValueError(
                     f"'{name}' is part of the prompt, which its token ids would still hold; "
                     "mode hashes keeps no text at all"
                 )
-        return cls(tuple(map(compile_pattern, patterns)), frozenset(dropped))
+        return cls(tuple(map(compile_pattern, patterns)), frozenset(dropped_fields))
 
     def begin(self) -> None:
         """Start a new record."""
@@ -139,8 +139,8 @@ class Redactor:
         self.has_match = True
         starts, ends = zip(*spans, strict=True)
         gaps = zip((0, *ends), (*starts, len(data)), strict=True)
-        redacted = encode(REDACTED).join(data[start:end] for start, end in gaps)
-        return redacted.decode("utf-8", "surrogatepass")
+        redaction = encode(REDACTED).join(data[start:end] for start, end in gaps)
+        return redaction.decode("utf-8", "surrogatepass")
 
     def _redact_json(self, text: str) -> str:
         """Redact the values inside a text that is itself JSON, such as the arguments of a tool
@@ -152,8 +152,8 @@ class Redactor:
             value = orjson.loads(text)
         except (orjson.JSONDecodeError, UnicodeEncodeError):
             return text
-        redacted = self.redact(value)
-        return text if redacted == value else orjson.dumps(redacted).decode()
+        redaction = self.redact(value)
+        return text if redaction == value else orjson.dumps(redaction).decode()
 
     def _redact_number(self, value: float) -> float | str:
         """Redact a number. Integers above 64 bits arrive as floats, which preserve only the leading
@@ -178,23 +178,23 @@ class Redactor:
         for gap in map(encode, GAPS):
             starts = [0, *accumulate(len(text) + len(gap) for text in texts)]
             for start, end in find_spans(self.patterns, gap.join(texts), self._check):
-                touched = [
+                touched_parts = [
                     index
                     for index, text in enumerate(texts)
                     if start < starts[index] + len(text) and end > starts[index]
                 ]
-                spelling.update(touched if len(touched) > 1 else ())
+                spelling.update(touched_parts if len(touched_parts) > 1 else ())
         self.has_match |= bool(spelling)
-        hidden = {id(parts[index]) for index in spelling}
-        return [{**item, "text": REDACTED} if id(item) in hidden else item for item in items]
+        hidden_ids = {id(parts[index]) for index in spelling}
+        return [{**item, "text": REDACTED} if id(item) in hidden_ids else item for item in items]
 
     def read(self, token_ids: Sequence[int]) -> None:
         """Search the text of these token ids for the patterns, at any position."""
         if not self.keeps_ids or self.decode is None or not self.patterns:
             return
-        began = self.clock()
+        start = self.clock()
         text = self.decode(token_ids)
-        self._ends += self.clock() - began
+        self._ends += self.clock() - start
         forms = {text, unescape(text)}
         self.has_match = any(
             contains_any(self.patterns, encode(form), self._check) for form in forms

@@ -58,8 +58,8 @@ class CaptureSettings(FeatureSettings):
             )
         if self.capture_age_s <= 0:
             raise ConfigError(f"--capture-age-s must be above 0; given {self.capture_age_s}")
-        anonymous = self.capture_mode == HASHES
-        if anonymous and (self.capture_redact or self.capture_drop):
+        is_anonymous = self.capture_mode == HASHES
+        if is_anonymous and (self.capture_redact or self.capture_drop):
             raise ConfigError(
                 "--capture-mode hashes keeps no text, so there is nothing to redact or drop: "
                 "leave out --capture-redact and --capture-drop"

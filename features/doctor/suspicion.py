@@ -49,23 +49,23 @@ class PositionCounts:
         self.accepted[place] += accepted
 
     def add(self, other: PositionCounts) -> None:
-        missing = len(other.reached) - len(self.reached)
-        self.reached += [0] * missing
-        self.accepted += [0] * missing
-        for place, (reached, accepted) in enumerate(
+        num_missing = len(other.reached) - len(self.reached)
+        self.reached += [0] * num_missing
+        self.accepted += [0] * num_missing
+        for place, (num_reached, accepted) in enumerate(
             zip(other.reached, other.accepted, strict=True)
         ):
-            self.reached[place] += reached
+            self.reached[place] += num_reached
             self.accepted[place] += accepted
 
     def rate(self, place: int) -> float:
         """Return the conditional acceptance, close to that of all positions if this one is seldom
         reached."""
         mean_rate = (sum(self.accepted) + 1) / (sum(self.reached) + 2)
-        reached, accepted = (
+        num_reached, accepted = (
             (self.reached[place], self.accepted[place]) if place < len(self.reached) else (0, 0)
         )
-        return min(SURE, (accepted + 10 * mean_rate) / (reached + 10))
+        return min(SURE, (accepted + 10 * mean_rate) / (num_reached + 10))
 
 
 def find_scale(rates: Sequence[float], fall: float) -> float:
@@ -78,8 +78,8 @@ def find_scale(rates: Sequence[float], fall: float) -> float:
     low, high, target_length = 0.0, 1.0, (1 - fall) * measure_length(rates)
     for _ in range(20):
         middle = (low + high) / 2
-        shorter = measure_length([middle * rate for rate in rates]) < target_length
-        low, high = (middle, high) if shorter else (low, middle)
+        is_shorter = measure_length([middle * rate for rate in rates]) < target_length
+        low, high = (middle, high) if is_shorter else (low, middle)
     return max(high, 0.5)
 
 
@@ -125,10 +125,10 @@ class History:
         squares = []
         for counts in self._learnt:
             off = spread = 0.0
-            for place, reached in enumerate(counts.reached):
+            for place, num_reached in enumerate(counts.reached):
                 rate = self.counts.rate(place)
-                off += counts.accepted[place] - reached * rate
-                spread += reached * rate * (1 - rate)
+                off += counts.accepted[place] - num_reached * rate
+                spread += num_reached * rate * (1 - rate)
             squares.append(off * off / max(spread, 1e-9))
         return sum(squares) / len(squares)
 
@@ -138,12 +138,12 @@ class History:
         Returns True if the evidence is enough for a suspicion.
         """
         nats = 0.0
-        for place, reached in enumerate(counts.reached):
+        for place, num_reached in enumerate(counts.reached):
             rate = predicted.counts.rate(place)
             lower_rate = rate * predicted._scale
             accepted = counts.accepted[place]
             nats += accepted * log(lower_rate / rate)
-            nats += (reached - accepted) * log((1 - lower_rate) / (1 - rate))
+            nats += (num_reached - accepted) * log((1 - lower_rate) / (1 - rate))
         self.evidence = max(0.0, self.evidence + nats / predicted._dispersion)
         self.since = self.since + 1 if self.evidence else 0
         return self.evidence >= ALARM

@@ -361,25 +361,25 @@ def list_parts(entry: ExplainedRequest) -> list[Row]:
     first = record.duration if record.ttft is None else record.ttft
     engine_s = max(0.0, first - record.queued)
     queue_times = [track.queued_s for track in entry.tracks if track.queued_s is not None]
-    queued = min(engine_s, max(queue_times, default=0.0))
+    queued_s = min(engine_s, max(queue_times, default=0.0))
     recovery = list(_sum_recoveries(entry.tracks, record.facts.arrived + first))
-    recovery[0] = min(recovery[0], engine_s - queued)
+    recovery[0] = min(recovery[0], engine_s - queued_s)
     generation_s = max(0.0, record.duration - first)
-    reading = min(times.reading, generation_s)
-    writing = min(times.writing, generation_s - reading)
-    recovery[1] = min(recovery[1], generation_s - reading - writing)
+    reading_s = min(times.reading, generation_s)
+    writing_s = min(times.writing, generation_s - reading_s)
+    recovery[1] = min(recovery[1], generation_s - reading_s - writing_s)
     gateway = max(0.0, record.queued - times.rendering - times.compiling)
     parts = {
         "receiving": entry.before_s,
         "queue": gateway,
         "rendering": min(times.rendering, record.queued),
         "grammar": min(times.compiling, record.queued),
-        "engine queue": queued,
-        "prefill": engine_s - queued - recovery[0],
-        "decode": generation_s - reading - writing - recovery[1],
+        "engine queue": queued_s,
+        "prefill": engine_s - queued_s - recovery[0],
+        "decode": generation_s - reading_s - writing_s - recovery[1],
         "recovery": sum(recovery),
-        "parsing": reading,
-        "writing": writing,
+        "parsing": reading_s,
+        "writing": writing_s,
         "closing": entry.after_s,
     }
     wall_s = entry.wall_s or 1.0
@@ -440,13 +440,13 @@ def split_decode(entry: ExplainedRequest, planner: Mapping[str, Any]) -> Row | N
     }
 
 
-def _explain_choice(track: ChoiceTrack, choice: ChoiceRecord, arrived: float) -> Row:
+def _explain_choice(track: ChoiceTrack, choice: ChoiceRecord, arrived_at: float) -> Row:
     return {
         "finish": choice.finish,
         "tool_calls": [outcome.value for outcome in choice.tools],
         "preemptions": track.preemptions,
         "interruptions": [
-            {"at_ms": _ms(lost_at - arrived), "recovery_ms": _ms(seconds), "outcome": outcome}
+            {"at_ms": _ms(lost_at - arrived_at), "recovery_ms": _ms(seconds), "outcome": outcome}
             for lost_at, seconds, outcome in track.interruptions
         ],
         "steps": len(track.seconds) + track.num_omitted,
@@ -474,19 +474,19 @@ def list_runs(track: ChoiceTrack) -> list[Row]:
     runs: list[Row] = []
     token = 0
     for seconds, drafted, accepted, delivered, reason in track.steps():
-        last = runs[-1] if runs else None
-        if last is None or (
-            (last["drafted"], last["reason"]) != (drafted, reason) and len(runs) < MOST_RUNS
+        row = runs[-1] if runs else None
+        if row is None or (
+            (row["drafted"], row["reason"]) != (drafted, reason) and len(runs) < MOST_RUNS
         ):
-            last = {
+            row = {
                 "from_token": token, "drafted": drafted, "reason": reason,
                 "steps": 0, "accepted": 0, "tokens": 0, "ms": 0.0,
             }  # fmt: skip
-            runs.append(last)
-        last["steps"] += 1
-        last["accepted"] += accepted
-        last["tokens"] += delivered
-        last["ms"] += 1000 * seconds
+            runs.append(row)
+        row["steps"] += 1
+        row["accepted"] += accepted
+        row["tokens"] += delivered
+        row["ms"] += 1000 * seconds
         token += delivered
     first = 0
     for run in runs:

@@ -38,10 +38,10 @@ def router(gateway: Gateway) -> APIRouter:
         entries = feature.ring.find(name)
         if not entries:
             return refuse(NOT_KEPT.format(id=name[:100]), 404, "not_found", "id")
-        entry, *others = entries
+        entry, *other_entries = entries
         await feature.telemetry.refresh_planner()
         explanation = explain(entry, feature.telemetry.planner)
-        return show_json(explanation | {"same_request_id": [*map(summarize, others)]})
+        return show_json(explanation | {"same_request_id": [*map(summarize, other_entries)]})
 
     def find_feature() -> ExplanationFeature:
         feature: ExplanationFeature | None = gateway.features.get("explanations")

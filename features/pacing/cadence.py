@@ -281,14 +281,18 @@ def join(events: Sequence[Event]) -> list[Event]:
                 logprobs.append(event)
             case _:
                 texts.append(event)
-    joined: list[Event] = [*usage, *echo]
+    joined_events: list[Event] = [*usage, *echo]
     if steps:
-        joined.append(StepsDelta(tuple([step for delta in steps for step in delta.steps])))
+        joined_events.append(StepsDelta(tuple([step for delta in steps for step in delta.steps])))
     if tokens:
-        joined.append(TokensDelta(tuple([token for delta in tokens for token in delta.token_ids])))
+        joined_events.append(
+            TokensDelta(tuple([token for delta in tokens for token in delta.token_ids]))
+        )
     if logprobs:
-        joined.append(LogprobsDelta(tuple([row for delta in logprobs for row in delta.positions])))
-    return joined + _join_texts(texts)
+        joined_events.append(
+            LogprobsDelta(tuple([row for delta in logprobs for row in delta.positions]))
+        )
+    return joined_events + _join_texts(texts)
 
 
 def _join_texts(events: Sequence[Event]) -> list[Event]:

@@ -170,8 +170,8 @@ class MetricGroup:
 
     def _register(self, name: str, kind: str, labels: Iterable[str], help_: str) -> tuple[str, ...]:
         names = tuple(labels)
-        declared = MetricDeclaration(PREFIX + name, kind, names, help_, type(self).__name__)
-        self.scope.catalogue.append(declared)
+        declaration = MetricDeclaration(PREFIX + name, kind, names, help_, type(self).__name__)
+        self.scope.catalogue.append(declaration)
         return names
 
 

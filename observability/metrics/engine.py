@@ -350,13 +350,13 @@ def summarize_planner(planner: Mapping[str, Any]) -> dict[str, Any] | None:
     if "steps_by_depth" not in planner:
         return None
     steps = sum(planner["steps_by_depth"])
-    best = min(planner["fixed_s"])
+    best_s = min(planner["fixed_s"])
     return dict(planner) | {
         "share_by_depth": [_divide(count, steps) for count in planner["steps_by_depth"]],
         "token_calibration": _divide(planner["expected_tokens"], planner["committed_tokens"]),
         "time_calibration": _divide(planner["expected_s"], planner["taken_s"]),
         "gain": _divide(planner["fixed_s"][0], planner["planned_s"]),
-        "regret": _divide(planner["planned_s"] - best, best),
+        "regret": _divide(planner["planned_s"] - best_s, best_s),
         "planning_ms": _divide(1e3 * planner["planning_s"], steps),
         "planning_share": _divide(planner["planning_s"], planner["taken_s"]),
     }

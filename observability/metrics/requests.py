@@ -93,8 +93,8 @@ class IgnoredFields(MetricGroup):
             self._ignored(name_api(fact.where), self._field(name)).inc()
 
     def _field(self, name: str) -> str:
-        hosted = name.startswith("tools[") and not name.startswith("tools[].")
-        return HOSTED_TOOL if hosted else self._known(name)
+        is_hosted = name.startswith("tools[") and not name.startswith("tools[].")
+        return HOSTED_TOOL if is_hosted else self._known(name)
 
 
 class Queue(MetricGroup):

@@ -63,8 +63,8 @@ class AcceptancePerPosition(MetricGroup):
 
     def record_progress(self, progress: DecodeProgress) -> None:
         labels, totals = progress.slices.labels, progress.total.totals
-        deepest = self.scope.settings.max_depth
-        for position, count in enumerate(totals.proposed_at[:deepest]):
+        max_depth = self.scope.settings.max_depth
+        for position, count in enumerate(totals.proposed_at[:max_depth]):
             self._drafted(*labels, str(position + 1)).inc(count)
             self._accepted(*labels, str(position + 1)).inc(totals.accepted_at[position])
 
@@ -150,8 +150,8 @@ class Unclaimed(MetricGroup):
     def _of(self, what: str) -> Callable[[], Samples]:
         def read() -> Samples:
             for engine, totals in self.scope.unclaimed():
-                reached = totals.accepted + totals.cut
-                yield (engine,), reached if what == "reached" else getattr(totals, what)
+                num_reached = totals.accepted + totals.cut
+                yield (engine,), num_reached if what == "reached" else getattr(totals, what)
 
         return read
 
@@ -172,8 +172,8 @@ class AcceptancePerRequest(MetricGroup):
         )
 
     def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:
-        all_ = (c.totals.acceptance_length for record in records for c in record.choices)
-        self._lengths.observe(labels, [length for length in all_ if length is not None])
+        lengths = (c.totals.acceptance_length for record in records for c in record.choices)
+        self._lengths.observe(labels, [length for length in lengths if length is not None])
 
 
 class SpeculationNow(MetricGroup):
@@ -226,9 +226,9 @@ class SpeculationNow(MetricGroup):
                 yield labels, baseline
 
     def _conditional(self) -> Samples:
-        deepest = self.scope.settings.max_depth
+        max_depth = self.scope.settings.max_depth
         for labels, totals in self._totals():
-            for position, value in enumerate(totals.conditional_acceptance[:deepest]):
+            for position, value in enumerate(totals.conditional_acceptance[:max_depth]):
                 if value is not None:
                     yield (*labels, str(position + 1)), value
 
@@ -257,16 +257,16 @@ class SliceCounters(MetricGroup):
     def declare(self) -> None:
         labels = ("model", "lane", self.kind)
         name = self.kind + "_"
-        by = f"by {self.kind}"
-        self._verify = self.counter(name + "verify_steps", f"D, {by}", labels)
-        self._accepted = self.counter(name + "accepted_tokens", f"A, {by}", labels)
-        self._steps = self.counter(name + "decode_steps", f"D + F, {by}", labels)
-        self._fallback = self.counter(name + "fallback_steps", f"D_0 + F, {by}", labels)
+        suffix = f"by {self.kind}"
+        self._verify = self.counter(name + "verify_steps", f"D, {suffix}", labels)
+        self._accepted = self.counter(name + "accepted_tokens", f"A, {suffix}", labels)
+        self._steps = self.counter(name + "decode_steps", f"D + F, {suffix}", labels)
+        self._fallback = self.counter(name + "fallback_steps", f"D_0 + F, {suffix}", labels)
         self._tokens = self.counter(
-            name + "decode_tokens", f"Output tokens after the first, {by}", labels
+            name + "decode_tokens", f"Output tokens after the first, {suffix}", labels
         )
         self._seconds = self.counter(
-            name + "decode_seconds", f"Time their steps took, summed over choices, {by}", labels
+            name + "decode_seconds", f"Time their steps took, summed over choices, {suffix}", labels
         )
 
     def add(self, labels: Labels, name: str, share: PhaseShare) -> None:
