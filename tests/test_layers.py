@@ -63,6 +63,7 @@ FLOORS = {
 CLASSES_OF_WORKERS = {name: f"vllm_backend.{module}" for name, (module, _) in FOR_WORKERS.items()}
 """The modules behind the names that ``engine/__init__.py`` offers to vLLM."""
 BY_NAME = {
+    "engine/vllm_backend/grammar_probe.py": ("engine",),
     "server/__main__.py": ("lab",),
     "server/cli/feature_table.py": ("features",),
     "features/improve/feature.py": ("lab",),

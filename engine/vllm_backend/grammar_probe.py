@@ -30,12 +30,14 @@ from contextlib import suppress
 from eaglegate.engine.errors import EngineFailed, EngineOverloaded, RequestRejected
 from eaglegate.engine.limited_child import ChildLost, LimitedChild
 from eaglegate.engine.types import Constraint
-from eaglegate.engine.vllm_backend.grammar_trial import NO_GRAMMAR, OK
 
 log = logging.getLogger(__name__)
 
 TRIAL = "eaglegate.engine.vllm_backend.grammar_trial"
 """The module that the child runs."""
+OK = "ok"
+NO_GRAMMAR = "it cannot be compiled"
+"""Verdicts of the child. The second one is a prefix."""
 LIMIT_S = 3.0
 """Limit on the CPU seconds of a trial with a small vocabulary. Usual schemas take 0.005 to 0.05."""
 PATIENCE = 10.0

@@ -23,10 +23,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from eaglegate.engine.stop_signals import block_stop_signals
+from eaglegate.engine.vllm_backend.grammar_probe import NO_GRAMMAR, OK
 
-OK = "ok"
-NO_GRAMMAR = "it cannot be compiled"
-"""Verdicts. The second one is a prefix."""
 TOKENS_PER_S = 10_000
 """Vocabulary size that adds one second to the limit. A bounded string takes 3 s with 151,000."""
 
