@@ -168,8 +168,8 @@ async def measure_sizes(args: argparse.Namespace, urls: dict[str, str]) -> None:
     report(f"{count} prompts, chance {100 / count:.1f} %; cadence {args.cadence:g} ms")
     report("| streams | accuracy | by | tests | bytes | first | finish | end |")
     report("|---|---|---|---|---|---|---|---|")
-    for name, recordings in traces.items():
-        report(describe(name, recordings, count))
+    for name, traces_of_name in traces.items():
+        report(describe(name, traces_of_name, count))
     if "paced" in traces:
         report(describe("paced, without filling", traces["paced"], count, BARE_VIEWS))
         report("| blocks | streams of each prompt |\n|---|---|")

@@ -355,11 +355,11 @@ class ServedLength:
 
 
 def compare_served(
-    recordings: Sequence[DraftReplay], predictions: Sequence[DraftReplay], depth: int
+    replays: Sequence[DraftReplay], predictions: Sequence[DraftReplay], depth: int
 ) -> dict[str, ServedLength]:
     """Compare lengths by slice and phase over the answers in both."""
     by_id = {replay.facts.id: replay for replay in predictions}
-    pairs = [(replay, by_id[replay.facts.id]) for replay in recordings if replay.facts.id in by_id]
+    pairs = [(replay, by_id[replay.facts.id]) for replay in replays if replay.facts.id in by_id]
     if not pairs:
         return {}
     out = {
@@ -375,13 +375,13 @@ def _compare_lengths(
 ) -> ServedLength:
     no_walk = Walk()
     rows = [
-        (recording.walks[depth].get(phase, no_walk), prediction.walks[depth].get(phase, no_walk))
-        for recording, prediction in pairs
+        (replay.walks[depth].get(phase, no_walk), prediction.walks[depth].get(phase, no_walk))
+        for replay, prediction in pairs
     ]
     sums = [(a.accepted, a.steps, b.accepted, b.steps) for a, b in rows]
-    sessions = [recording.facts.session for recording, _ in pairs]
+    sessions = [replay.facts.session for replay, _ in pairs]
     return ServedLength(
-        _length((recording for recording, _ in pairs), depth, phase),
+        _length((replay for replay, _ in pairs), depth, phase),
         _length((prediction for _, prediction in pairs), depth, phase),
         bootstrap(
             list(zip(*sums, strict=True)),

@@ -54,7 +54,7 @@ async def _explain(
         return UNKNOWN, f"no log probabilities are asked of {request.turn.path}"
     other_result = await _ask(other, request)
     if base is None:
-        return _compare_recorded(request.recording, other_result, tie)
+        return _compare_recorded(request.capture_result, other_result, tie)
     base_result = await _ask(base, request)
     return compare_logprobs(base_result.logprobs, other_result.logprobs, tie)
 
@@ -65,12 +65,12 @@ async def _ask(client: LoadClient, request: ReplayRequest) -> RequestResult:
 
 
 def _compare_recorded(
-    recording: RequestResult | None, other_result: RequestResult, tie: float
+    capture_result: RequestResult | None, other_result: RequestResult, tie: float
 ) -> tuple[str, str]:
     names = [str(entry.get("token", "")) for entry in other_result.logprobs]
-    if recording is None or not all(name.startswith("token_id:") for name in names):
+    if capture_result is None or not all(name.startswith("token_id:") for name in names):
         return UNKNOWN, "the recording's tokens cannot be found among the log probabilities"
-    base_logprobs = [{"token": f"token_id:{token_id}"} for token_id in recording.token_ids]
+    base_logprobs = [{"token": f"token_id:{token_id}"} for token_id in capture_result.token_ids]
     return compare_logprobs(base_logprobs, other_result.logprobs, tie)
 
 

@@ -229,8 +229,8 @@ class ToolReport:
     finding: Finding
 
 
-def compare_tools(pairs: Sequence[Pair], *, has_recording: bool = False) -> ToolReport:
-    """Compare outcomes of tool calls. With ``has_recording`` the base's are the record's."""
+def compare_tools(pairs: Sequence[Pair], *, base_is_capture: bool = False) -> ToolReport:
+    """Compare outcomes of tool calls. With ``base_is_capture`` the base's are the record's."""
     base: Counter[str] = Counter()
     other: Counter[str] = Counter()
     scores: list[tuple[float, float, str]] = []
@@ -245,7 +245,7 @@ def compare_tools(pairs: Sequence[Pair], *, has_recording: bool = False) -> Tool
     difference = paired_difference(
         [a for a, *_ in scores], [b for _, b, _ in scores], [c for *_, c in scores]
     )
-    if has_recording and not base:
+    if base_is_capture and not base:
         difference = None
     finding = judge_difference(difference, "answers with tool calls, all of them valid")
     return ToolReport(dict(base), dict(other), difference, finding)

@@ -46,7 +46,7 @@ class ReplayRequest:
     slices: Mapping[str, str]
     greedy: bool
     """True for one choice at temperature 0, whose text must not differ."""
-    recording: RequestResult | None = None
+    capture_result: RequestResult | None = None
     tools: Sequence[Mapping[str, Any]] = ()
     is_invented: bool = False
     """True if the prompt is made from hashes: its lengths and shared prefixes are real, its text is
@@ -148,7 +148,7 @@ def read_requests(records: Sequence[CaptureRecord]) -> Iterator[ReplayRequest]:
             ),
             slices={name: value for name in SLICES if (value := getattr(record, name))},
             greedy=not is_invented and leave_after is None and _is_greedy(record, body),
-            recording=_read_recorded(record, identity),
+            capture_result=_read_recorded(record, identity),
             tools=tuple(body.get("tools") or ()),
             is_invented=is_invented,
         )
@@ -238,9 +238,9 @@ def _read_recorded(record: CaptureRecord, identity: str) -> RequestResult | None
 
 
 def recorded_outcome(request: ReplayRequest) -> ReplayOutcome | None:
-    if request.recording is None:
+    if request.capture_result is None:
         return None
-    return ReplayOutcome(request.recording, digest_answer(request.recording))
+    return ReplayOutcome(request.capture_result, digest_answer(request.capture_result))
 
 
 def digest_answer(result: RequestResult) -> str:

@@ -123,7 +123,7 @@ def make_plan(options: argparse.Namespace) -> ReplayPlan:
     requests: list[ReplayRequest] = list(read_requests(records))
     if not requests:
         raise BenchError(f"{options.file} holds no request")
-    if len(options.against) == 1 and not any(request.recording for request in requests):
+    if len(options.against) == 1 and not any(request.capture_result for request in requests):
         raise BenchError(
             f"{options.file} records no answers to compare with: give a second --against"
         )
@@ -169,14 +169,14 @@ async def run_replay(
 ) -> ReplayReport:
     """Run the replay and return its report. Raises BenchError, ServerError."""
     journal = ReplayJournal(folder / "outcomes.jsonl", plan.digest(), resume=options.resume)
-    has_recording = len(plan.settings) == 1
-    names = (RECORDED if has_recording else plan.settings[0].name, plan.settings[-1].name)
+    base_is_capture = len(plan.settings) == 1
+    names = (RECORDED if base_is_capture else plan.settings[0].name, plan.settings[-1].name)
     async with ReplayRun(plan, folder, say) as run:
         await run.run(journal, bar=not options.quiet)
-        base = None if has_recording else journal.outcomes[names[0]]
-        windows = {} if has_recording else plan.number_windows()
+        base = None if base_is_capture else journal.outcomes[names[0]]
+        windows = {} if base_is_capture else plan.number_windows()
         pairs = match_pairs(plan.requests, base, journal.outcomes[names[1]], windows)
-        base_client = None if has_recording else run.client(names[0])
+        base_client = None if base_is_capture else run.client(names[0])
         text = await explain_texts(pairs, base_client, run.client(names[1]), options.tie)
     return make_report(
         describe_run("replay", argv),
@@ -184,6 +184,6 @@ async def run_replay(
         len(plan.requests),
         pairs,
         text,
-        has_recording=has_recording,
+        base_is_capture=base_is_capture,
         margin=options.margin,
     )

@@ -192,11 +192,11 @@ def make_report(
     pairs: Sequence[Pair],
     text: TextReport,
     *,
-    has_recording: bool,
+    base_is_capture: bool,
     margin: float,
 ) -> ReplayReport:
     slices = compare_slices(pairs, margin)
-    tools = compare_tools(pairs, has_recording=has_recording)
+    tools = compare_tools(pairs, base_is_capture=base_is_capture)
     difference, errors = compare_errors(pairs)
     return ReplayReport(
         run=run,
@@ -216,7 +216,7 @@ def make_report(
         },
         text=text,
         text_finding=text.finding,
-        notes=tuple(_find_notes(pairs, requests, has_recording=has_recording)),
+        notes=tuple(_find_notes(pairs, requests, base_is_capture=base_is_capture)),
     )
 
 
@@ -224,7 +224,7 @@ def _count_errors(texts: Any) -> dict[str, int]:
     return dict(Counter(text[:120] for text in texts if text).most_common(10))
 
 
-def _find_notes(pairs: Sequence[Pair], requests: int, *, has_recording: bool) -> list[str]:
+def _find_notes(pairs: Sequence[Pair], requests: int, *, base_is_capture: bool) -> list[str]:
     notes = []
     if len(pairs) < requests:
         notes.append(f"{requests - len(pairs)} requests have no answer to compare on one side")
@@ -239,7 +239,7 @@ def _find_notes(pairs: Sequence[Pair], requests: int, *, has_recording: bool) ->
             f"pairs without TPOT: {num_bunched}, because the chunks of an answer came together, "
             "after a stall of the client or the network"
         )
-    if has_recording:
+    if base_is_capture:
         notes.append(
             "the recorded run's times depend on the server and its load at that time; two "
             "--against settings that take turns compare better"

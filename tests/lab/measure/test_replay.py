@@ -138,7 +138,7 @@ def judge(factor, *, clusters=12, faults=0, spread=0.05):
     text = TextReport(len(pairs), faults, 0, faults, 0, ())
     report = make_report(
         {"command": "eaglegate replay"}, ("a", "b"), len(pairs), pairs, text,
-        has_recording=False, margin=0.02,
+        base_is_capture=False, margin=0.02,
     )  # fmt: skip
     return report.verdict
 
