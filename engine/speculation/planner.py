@@ -49,7 +49,8 @@ GAIN = 0.01
 FIXED_EVERY = 8
 """Steps between estimates of the time of fixed depths."""
 KEPT_STEPS = 16
-"""Most steps for which a plan is kept while nothing contradicts it."""
+"""Most steps for which a plan is kept while no draft of its requests is verified, or all drafts of
+the deepest plan are accepted."""
 KEPT_WITH_NEWS = 2
 """The same, if drafts of its requests were verified since."""
 FIRST_STEPS = 2

@@ -371,6 +371,7 @@ class CallValue(Tagged):
                 self._sink(self._spell(text[:start]))
             return None, text[start:]
         if has_more:
+            # ``take`` is called at the end of the output only if there is text left for it.
             end = min(start, len(text) - 1)
             self._held.parts.append(text[:end])
             self._held.size += end
