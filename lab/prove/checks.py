@@ -302,21 +302,21 @@ async def check_depth(trial: Trial) -> Evidence:
 
 
 def judge_depths(answers: Sequence[ProofAnswer], max_depth: int) -> Evidence:
-    drafted = dict.fromkeys(range(max_depth + 1), 0)
+    max_drafts = dict.fromkeys(range(max_depth + 1), 0)
     offenders: list[str] = []
     for answer in answers:
         depth = answer.request.depth or 0
         steps = answer.account.decode_steps
-        drafted[depth] = max([drafted[depth], *(step.drafted for step in steps)])
+        max_drafts[depth] = max([max_drafts[depth], *(step.drafted for step in steps)])
         if any(step.drafted > depth or step.delivered > depth + 1 for step in steps):
             offenders.append(answer.request.id)
-    shortfalls = [depth for depth, length in drafted.items() if length < depth]
+    shortfalls = [depth for depth, length in max_drafts.items() if length < depth]
     evidence = (
         f"{len(answers)} answers at depths 0 to {max_depth} in one batch; the deepest drafts were "
-        f"{', '.join(f'{length} at {depth}' for depth, length in drafted.items())}."
+        f"{', '.join(f'{length} at {depth}' for depth, length in max_drafts.items())}."
     )
     numbers = {
-        "deepest": {str(depth): step for depth, step in drafted.items()},
+        "deepest": {str(depth): step for depth, step in max_drafts.items()},
         "over": offenders[:10],
     }
     if offenders:

@@ -35,39 +35,39 @@ def default_url() -> str:
 def sqlite_directory(url: str) -> Path | None:
     """Return the folder of an SQLite store's file; None if the database is not a file."""
     try:
-        parsed = make_url(url)
+        location = make_url(url)
     except (ArgumentError, ValueError):
         return None
-    path = _sqlite_path(parsed)
+    path = _sqlite_path(location)
     return None if path is None else path.parent
 
 
 def connect(url: str) -> Engine:
     """Open a database. An SQLite file is readable only by its owner, since it contains prompts."""
-    parsed = make_url(url)
-    if parsed.get_backend_name() != "sqlite":
-        return create_engine(parsed, pool_pre_ping=True, hide_parameters=True)
-    if parsed.database in (None, "", ":memory:"):
+    location = make_url(url)
+    if location.get_backend_name() != "sqlite":
+        return create_engine(location, pool_pre_ping=True, hide_parameters=True)
+    if location.database in (None, "", ":memory:"):
         arguments = {"check_same_thread": False}
         return create_engine(
-            parsed, poolclass=StaticPool, connect_args=arguments, hide_parameters=True
+            location, poolclass=StaticPool, connect_args=arguments, hide_parameters=True
         )
-    path = _sqlite_path(parsed)
-    if path is not None and parsed.query.get("mode") != "ro":
+    path = _sqlite_path(location)
+    if path is not None and location.query.get("mode") != "ro":
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600)
-    return create_engine(parsed, hide_parameters=True)
+    return create_engine(location, hide_parameters=True)
 
 
-def _sqlite_path(parsed: URL) -> Path | None:
+def _sqlite_path(location: URL) -> Path | None:
     """Return the file of an SQLite URL; None for in-memory and other databases.
 
     With ``?uri=true`` the name is an SQLite URI: ``file:/var/lib/r.sqlite``.
     """
-    name = str(parsed.database or "")
-    if name.startswith("file:") and parsed.query.get("uri"):
-        name = "" if parsed.query.get("mode") == "memory" else unquote(urlsplit(name).path)
-    if parsed.get_backend_name() != "sqlite" or name in ("", ":memory:"):
+    name = str(location.database or "")
+    if name.startswith("file:") and location.query.get("uri"):
+        name = "" if location.query.get("mode") == "memory" else unquote(urlsplit(name).path)
+    if location.get_backend_name() != "sqlite" or name in ("", ":memory:"):
         return None
     return Path(name)
 
@@ -75,20 +75,20 @@ def _sqlite_path(parsed: URL) -> Path | None:
 def hide_password(url: str) -> str:
     """Return the URL without its password and its query, which may contain another password."""
     try:
-        parsed = make_url(url)
+        location = make_url(url)
     except (ArgumentError, ValueError):
         return "the URL given"
-    text = parsed.set(query={}).render_as_string(hide_password=True)
-    return f"{text}?..." if parsed.query else text
+    text = location.set(query={}).render_as_string(hide_password=True)
+    return f"{text}?..." if location.query else text
 
 
 def hide_secrets(text: str, url: str) -> str:
     """Return a driver's message without the secrets of the URL that the driver received."""
     try:
-        parsed = make_url(url)
+        location = make_url(url)
     except (ArgumentError, ValueError):
         return "it is not a database URL"
-    secrets = {str(parsed.password or ""), *_list_query_values(parsed)} - {""}
+    secrets = {str(location.password or ""), *_list_query_values(location)} - {""}
     for value in sorted(secrets, key=len, reverse=True):
         for spelling in (value, quote(value, safe=""), quote_plus(value)):
             text = text.replace(spelling, "***")

@@ -54,7 +54,7 @@ def inspect_draft(
     """
     findings: list[DraftFinding] = []
     settings = dict(speculative_config)
-    facing = find_target(target, target_config)
+    target_to_serve = find_target(target, target_config)
     checkpoint = find_draft(settings, findings)
     kind = detect_kind(checkpoint) if checkpoint else None
     case = InspectionCase(
@@ -62,7 +62,7 @@ def inspect_draft(
         method=resolve_method(settings, kind),
         tensor_parallel_size=tensor_parallel_size,
         max_model_len=max_model_len,
-        target=facing,
+        target=target_to_serve,
         checkpoint=checkpoint,
         draft=read_draft(checkpoint.config if checkpoint else {}),
         kind=kind,

@@ -169,10 +169,10 @@ def _read_choice(request: ChatRequest) -> tools.ToolSelection | None:
     match request.tool_choice:
         case None:
             return None
-        case NamedFunctionChoice() | NamedCustomChoice() as named:
-            return tools.ToolSelection("required", (named.name,), single=True)
-        case AllowedToolsChoice(allowed_tools=allowed):
-            return tools.ToolSelection(allowed.mode, tuple(tool.name for tool in allowed.tools))
+        case NamedFunctionChoice() | NamedCustomChoice() as choice:
+            return tools.ToolSelection("required", (choice.name,), single=True)
+        case AllowedToolsChoice(allowed_tools=choice):
+            return tools.ToolSelection(choice.mode, tuple(tool.name for tool in choice.tools))
         case mode:
             return tools.ToolSelection(mode)
 

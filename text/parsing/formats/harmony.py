@@ -114,14 +114,14 @@ def _skip_stray(context: ParsingContext) -> Subroutine:
     marker = yield Looking(_HEADER, _HEADER_BEGINS, delimiters.tokens)
     if marker != Looking.NO:
         return CHANNEL if marker == Looking.YES else marker
-    stray: list[str] = []
-    marker = yield _Stray(delimiters.tokens, stray.append)
+    characters: list[str] = []
+    marker = yield _Stray(delimiters.tokens, characters.append)
     if marker != Skipping.YES:
         return marker
     try:
         return (yield Until(delimiters, context.out.content.write, stray=ignore))
     except Ended:
-        context.out.content.write("".join(stray))
+        context.out.content.write("".join(characters))
         raise
 
 
