@@ -123,7 +123,11 @@ class Forked:
 
 
 class Forks:
-    """The process that forks, begun before the first server and ended with the tests."""
+    """The process that forks, begun before the first server and ended with the tests.
+
+    It ends when its socket is closed, so also when the tests are killed. A signal at the death of
+    its parent would come too early: Linux sends it when the thread ends that started the process.
+    """
 
     def __init__(self, folder: Path, variables: Mapping[str, str]) -> None:
         self._lock = threading.Lock()
@@ -135,7 +139,6 @@ class Forks:
             cwd=folder,
             env=os.environ | variables,
             start_new_session=True,
-            preexec_fn=die_with_parent,
             pass_fds=[theirs.fileno()],
         )
         theirs.close()
