@@ -99,7 +99,7 @@ def test_a_signal_to_the_group_drains(gateway):
 
 
 def test_nothing_outlives_a_gateway_that_was_killed(tmp_path):
-    with serving(tmp_path / "serve.log") as gateway:
+    with serving(tmp_path / "serve.log", forks=False) as gateway:
         answer_structured(gateway)
         helpers = list_helpers(gateway)
         gateway.process.kill()
@@ -108,7 +108,7 @@ def test_nothing_outlives_a_gateway_that_was_killed(tmp_path):
 
 
 def test_workers_of_tensor_parallelism_leave_signals_to_the_gateway(tmp_path):
-    with serving(tmp_path / "serve.log", TWO_CORES) as gateway:
+    with serving(tmp_path / "serve.log", TWO_CORES, forks=False) as gateway:
         helpers = list_helpers(gateway)
         bodies = [streams.request("chat", at, 60) for at in range(2)]
         heard = asyncio.run(hear_through(gateway, bodies, lambda: send(signal.SIGTERM, helpers)))
