@@ -73,6 +73,8 @@ READ_AT_LOAD = (
     "GOMP_", "KMP_", "MALLOC_", "OMP_", "TRITON_INTERPRET", "VLLM_LOGGING_", "VLLM_USE_V2_",
 )  # fmt: skip
 """Prefixes of variables that libraries read once, when they are loaded. None and 0 are the same."""
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""True on the code path of GPUs (``make test-gpu-path``)."""
 STOP = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
 """Sent to the group of a gateway. Its fork server outlives them, as an engine does."""
 STARTING = "python --multiprocessing-fork"
@@ -170,9 +172,10 @@ def gateway_forks() -> Forks:
 
 def can_fork(variables: Mapping[str, str]) -> bool:
     """Return True if a gateway with these variables may be forked: they may set nothing that is
-    read when libraries are loaded, but to the demo's value."""
+    read when libraries are loaded, but to the demo's value. On the code path of GPUs nothing is
+    forked."""
     wanted = GATEWAY_ENVIRONMENT | variables
-    return _fits(os.environ | GATEWAY_ENVIRONMENT, wanted)
+    return not INTERPRETED and _fits(os.environ | GATEWAY_ENVIRONMENT, wanted)
 
 
 def fork_python(command: Sequence[str], variables: Mapping[str, str], errors: Any) -> Forked:
