@@ -349,7 +349,7 @@ def preemptions(engine: VllmEngine) -> float:
 
 
 @pytest.mark.gpu_path
-@pytest.mark.parametrize("depth", [MOST] if SECOND_RUNNER else [1, MOST])
+@pytest.mark.parametrize("depth", [MOST])
 @pytest.mark.parametrize("way", ["top_p", "min_p"] if SECOND_RUNNER else WAYS_TO_SAMPLE)
 async def test_sampling_draws_from_the_same_distribution(
     engine: VllmEngine, opening: tuple[int, ...], reference: Reference, way: str, depth: int

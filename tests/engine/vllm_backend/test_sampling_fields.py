@@ -150,7 +150,7 @@ async def test_seeded_text_is_that_of_an_engine_without_a_draft(
         fields["min_tokens"] = 30
     requests = [
         EngineRequest(f"{field}-{seed}", prompt, Sampling(40, temperature=1.5, seed=seed, **fields))
-        for seed, prompt in enumerate([*prompts, steered.prompt])
+        for seed, prompt in enumerate([*prompts[::2], steered.prompt])
     ]
     if field == "grammar":
         constraint = Constraint("json_schema", json.dumps(SCHEMA))
