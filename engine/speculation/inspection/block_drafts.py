@@ -18,6 +18,7 @@ from eaglegate.engine.speculation.inspection.configs import (
     ExpectedTensor,
     add,
     expect_grouped_attention,
+    expect_mlp,
     multiply,
 )
 from eaglegate.engine.speculation.inspection.speculators import (
@@ -176,26 +177,14 @@ def count_states(block: BlockDraft) -> int:
 
 def expect_block_layer(block: BlockDraft) -> Iterator[tuple[str, ExpectedTensor]]:
     draft = block.draft
-    hidden_size, intermediate_size, dim = (
-        draft.hidden_size,
-        draft.number("intermediate_size"),
-        draft.head_dim,
-    )
+    hidden_size = draft.hidden_size
     for name in ("input_layernorm", "post_attention_layernorm"):
         yield f"{name}.weight", ExpectedTensor((hidden_size,), "hidden_size")
-    for name in ("gate_proj", "up_proj"):
-        yield (
-            f"mlp.{name}.weight",
-            ExpectedTensor((intermediate_size, hidden_size), "intermediate_size"),
-        )
-    yield (
-        "mlp.down_proj.weight",
-        ExpectedTensor((hidden_size, intermediate_size), "intermediate_size"),
-    )
+    yield from expect_mlp(draft)
     for name, want in expect_grouped_attention(draft, hidden_size):
         yield f"self_attn.{name}", want
     for name in ("q_norm", "k_norm"):
-        yield f"self_attn.{name}.weight", ExpectedTensor((dim,), "head_dim")
+        yield f"self_attn.{name}.weight", ExpectedTensor((draft.head_dim,), "head_dim")
     if draft.flag("attention_bias"):
         yield "self_attn.o_proj.bias", ExpectedTensor((hidden_size,), "hidden_size")
     if has_sinks(block):

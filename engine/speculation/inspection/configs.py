@@ -284,26 +284,25 @@ def expect_fc(draft: DraftConfig) -> Iterator[tuple[str, ExpectedTensor]]:
 
 
 def expect_layer(draft: DraftConfig, index: int) -> Iterator[tuple[str, ExpectedTensor]]:
-    hidden_size, intermediate_size = draft.hidden_size, draft.number("intermediate_size")
-    norms = ["input_layernorm", "post_attention_layernorm"]
-    for name in norms:
+    hidden_size = draft.hidden_size
+    for name in ("input_layernorm", "post_attention_layernorm"):
         yield f"{name}.weight", ExpectedTensor((hidden_size,), "hidden_size")
     yield "hidden_norm.weight", ExpectedTensor((hidden_size,), "hidden_size", required=index == 0)
-    for name in ("gate_proj", "up_proj"):
-        yield (
-            f"mlp.{name}.weight",
-            ExpectedTensor((intermediate_size, hidden_size), "intermediate_size"),
-        )
-    yield (
-        "mlp.down_proj.weight",
-        ExpectedTensor((hidden_size, intermediate_size), "intermediate_size"),
-    )
+    yield from expect_mlp(draft)
     inputs = None if hidden_size is None else hidden_size * (2 if index == 0 else 1)
     attention = (
         expect_latent_attention if draft.shape is DecoderLayer.MLA else expect_grouped_attention
     )
     for name, want in attention(draft, inputs):
         yield f"self_attn.{name}", want
+
+
+def expect_mlp(draft: DraftConfig) -> Iterator[tuple[str, ExpectedTensor]]:
+    hidden_size, intermediate_size = draft.hidden_size, draft.number("intermediate_size")
+    source = "intermediate_size"
+    for name in ("gate_proj", "up_proj"):
+        yield f"mlp.{name}.weight", ExpectedTensor((intermediate_size, hidden_size), source)
+    yield "mlp.down_proj.weight", ExpectedTensor((hidden_size, intermediate_size), source)
 
 
 def expect_grouped_attention(
