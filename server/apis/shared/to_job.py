@@ -191,7 +191,7 @@ def make_sampling(
             param="min_tokens",
         )
     bias, allowed_ids, banned = request.logit_bias, request.allowed_token_ids, request.bad_words
-    budget, repetition = request.thinking_token_budget, request.repetition_detection
+    repetition = request.repetition_detection
     return Sampling(
         max_tokens=limit,
         temperature=default.temperature,
@@ -206,7 +206,7 @@ def make_sampling(
         logit_bias=_read_logit_bias(bias, served.vocab_size) if bias else {},
         allowed_token_ids=_read_token_ids(allowed_ids, served.vocab_size) if allowed_ids else (),
         bad_words=_read_bad_words(banned) if banned else (),
-        thinking_token_budget=None if budget is None else thinking_budget(budget, served),
+        thinking_token_budget=thinking_budget(request.thinking_token_budget, served),
         repetition=None if repetition is None else _read_repetition(repetition),
         stop_token_ids=tuple(request.stop_token_ids or ()),
         ignore_eos=bool(request.ignore_eos),
