@@ -103,11 +103,11 @@ class Forked:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2].split()
         return os.waitstatus_to_exitcode(int(fields[-1])) if fields[0] == "Z" else None
 
-    def wait(self, timeout: float | None = 30.0) -> int:
-        deadline = time.monotonic() + (60.0 if timeout is None else timeout)
+    def wait(self, timeout: float = 30.0) -> int:
+        deadline = time.monotonic() + timeout
         while (status := self.poll()) is None:
             if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 60.0)
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
             time.sleep(0.01)
         if self.stdout is not None:
             self.stdout.close()

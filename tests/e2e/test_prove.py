@@ -21,8 +21,6 @@ from tests.forks import fork_python, run_python
 
 LIMIT_S = 900
 KEY = "sesame-open-sesame"
-
-
 COMMAND = ("-m", "eaglegate.server", "prove")
 
 
