@@ -7,8 +7,8 @@ import pytest
 from eaglegate.text.parsing.markers import LONGEST_BLANK, NAME, Lexicon, Quotes, follows
 
 
-def find(text: str, *, more: bool) -> tuple[int, int, str | None]:
-    return Lexicon(()).delimiters("</think>", "<think>").find(text, 0, more)
+def find(text: str, *, has_more: bool) -> tuple[int, int, str | None]:
+    return Lexicon(()).delimiters("</think>", "<think>").find(text, 0, has_more)
 
 
 @pytest.mark.parametrize("size", range(1, len("</think>")))
@@ -20,10 +20,10 @@ def test_every_beginning_of_a_marker_waits_and_nothing_else(size):
     assert find(f"text {begun}.", has_more=True) == (whole + 1, whole + 1, None)
 
 
-@pytest.mark.parametrize("more", [True, False])
-def test_a_marker_is_found_from_its_first_to_its_last_character(more):
-    assert find("</think>", has_more=more) == (0, 8, "</think>")
-    assert find("a</think><", has_more=more) == (1, 9, "</think>")
+@pytest.mark.parametrize("has_more", [True, False])
+def test_a_marker_is_found_from_its_first_to_its_last_character(has_more):
+    assert find("</think>", has_more=has_more) == (0, 8, "</think>")
+    assert find("a</think><", has_more=has_more) == (1, 9, "</think>")
 
 
 def test_a_beginning_before_a_whole_marker_goes_first():
