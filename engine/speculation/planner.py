@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eaglegate.engine.speculation.found import FoundShare
+from eaglegate.engine.speculation.found_share import FoundShare
 from eaglegate.engine.speculation.probes import Optimum, Probes
 from eaglegate.engine.speculation.step_cost import ObservedStep, StepCostModel
 from eaglegate.engine.speculation.step_graphs import StepGraphs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eaglegate.engine.speculation.found import FoundShare
+from eaglegate.engine.speculation.found_share import FoundShare
 from eaglegate.engine.speculation.inspection.case import METHODS as KNOWN
 from eaglegate.engine.speculation.methods import (
     FULL_RUNS,
