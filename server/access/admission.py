@@ -247,7 +247,7 @@ class Admission:
                 if self._fits(ticket, overdue, shares):
                     # The period begins anew, so that one key's large tickets do not stop the
                     # others again and again.
-                    flow.overdue = self.clock() if overdue else flow.overdue
+                    flow.overdue_turn_at = self.clock() if overdue else flow.overdue_turn_at
                     return ticket
                 if overdue:
                     # Nobody passes an overdue ticket: places drain until it fits.
@@ -273,6 +273,8 @@ class Admission:
         flow, reserve = ticket.flow, self.bounds.reserved
         active = {peer.priority for peer in shares}
         higher_levels = [level for level in self.classes | active if level < flow.priority]
+        # A class that sends requests finds its reserve in use by its own: one place more keeps the
+        # cost of a lower class's flood below a twentieth (tests/server/access/test_fairness.py).
         free = sum(reserve + (level in active) for level in higher_levels)
         if flow.running + ticket.sequences > shares[flow]:
             free += reserve * any(
@@ -286,7 +288,7 @@ class Admission:
     def _is_overdue(self, ticket: AdmissionTicket) -> bool:
         if ticket.sequences == 1:
             return False
-        wait = self.clock() - max(ticket.entered, ticket.flow.overdue)
+        wait = self.clock() - max(ticket.entered, ticket.flow.overdue_turn_at)
         return wait > max(OVERDUE_S, OVERDUE_TIMES * self.rate.typical_s)
 
     def _retry_admission(self) -> None:

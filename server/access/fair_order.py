@@ -65,7 +65,7 @@ class Flow(Generic[Ticket]):
     """Average seconds for which one of its sequences holds a place."""
     seen: float = 0.0
     """Time of the last request that entered or left."""
-    overdue: float = 0.0
+    overdue_turn_at: float = 0.0
     """Time of the flow's last turn that made others wait."""
 
     @property
