@@ -87,6 +87,7 @@ def summarize_speculation(telemetry: Telemetry) -> Row:
         "running": telemetry.num_running,
         "tokens_per_s": compute_throughput(telemetry, now),
         "draft": telemetry.draft,
+        "headlines": [line for part in telemetry.parts for line in part.list_headlines()],
         "admission": _describe_admission(telemetry.scope.admission()),
         "gpus": [{"index": gpu.index, **asdict(gpu.read())} for gpu in telemetry.gpus],
         "draft_holds": [asdict(hold) for hold in telemetry.draft_holds],

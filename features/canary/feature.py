@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from eaglegate.features.canary.changes import CanaryChanges
@@ -38,3 +38,6 @@ class CanaryFeature(ActiveFeature):
 
     def describe(self) -> Mapping[str, object]:
         return {"canary": self.runner.describe()}
+
+    def list_headlines(self) -> Iterable[str]:
+        return self.runner.list_headlines()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from eaglegate.features.canary.changes import CanaryChanges
@@ -78,3 +79,10 @@ class CanaryRunner:
         if self.last is None:
             return None
         return {**self.last.describe(), "running": self.running}
+
+    def list_headlines(self) -> Iterator[str]:
+        """Describe the running canary, or the last one, in a few words."""
+        canary = self.describe()
+        if canary is not None:
+            state = "running" if canary["running"] else canary["verdict"] or "stopped"
+            yield f"canary {canary['candidate']}: {state}, {canary['blocks']} blocks"

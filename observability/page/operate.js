@@ -258,10 +258,7 @@ function speculation(e) {
 
 function drafts(data) {
   const draft = data.draft && data.draft !== "none" ? [`draft ${data.draft}`] : [];
-  const canary = data.canary;
-  if (!canary) return draft.join("");
-  const state = canary.running ? "running" : canary.verdict || "stopped";
-  return [...draft, `canary ${canary.candidate}: ${state}, ${canary.blocks} blocks`].join(" · ");
+  return [...draft, ...data.headlines].join(" · ");
 }
 
 function show(data) {

@@ -65,10 +65,12 @@ class ActiveFeature:
         return engine
 
     def describe(self) -> Mapping[str, object]:
-        """Return the feature's parts of ``/debug/speculation``, by name. The live page draws only
-        the parts that its script knows; a sentence on it comes from ``list_problems``.
-        """
+        """Return the feature's parts of ``/debug/speculation``, by name."""
         return {}
+
+    def list_headlines(self) -> Iterable[str]:
+        """Return the feature's state in a few words each, for the head of the live page."""
+        return ()
 
     def list_problems(self) -> Iterable[str]:
         """Return the problems of this moment, as sentences for an operator."""

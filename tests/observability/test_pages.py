@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import orjson
@@ -43,6 +44,18 @@ async def get(telemetry: Telemetry, path: str) -> httpx.Response:
     transport = httpx.ASGITransport(Starlette(routes=make_routes(telemetry)))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         return await client.get(path)
+
+
+async def test_the_page_has_the_headlines_of_further_parts(telemetry):
+    part = SimpleNamespace(
+        describe=lambda: {"clock": {"hour": 3}},
+        list_headlines=lambda: ["clock: 3"],
+        list_problems=lambda: [],
+    )
+    telemetry.parts.append(part)
+    page = (await get(telemetry, "/debug/speculation")).json()
+    assert page["headlines"] == ["clock: 3"]
+    assert page["clock"] == {"hour": 3}
 
 
 def request(telemetry: Telemetry, now: Now, accepted: int, steps: int = 20) -> None:

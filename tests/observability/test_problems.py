@@ -54,7 +54,7 @@ def test_a_depth_is_a_problem_while_it_is_held_off(telemetry):
 
 
 def test_the_problems_of_further_parts_are_listed(telemetry):
-    telemetry.parts.append(SimpleNamespace(describe=dict, list_problems=lambda: ["It is late."]))
+    telemetry.parts.append(SimpleNamespace(list_problems=lambda: ["It is late."]))
     assert get_problem(telemetry) == "It is late."
 
 

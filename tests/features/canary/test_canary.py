@@ -392,13 +392,16 @@ async def test_the_promoted_draft_cannot_be_its_own_candidate(scene: Scene) -> N
 
 async def test_a_runner_runs_one_and_a_stop_serves_the_promoted_draft(scene: Scene) -> None:
     runner = scene.make_runner()
-    assert runner.describe() is None
+    assert runner.describe() is None and not [*runner.list_headlines()]
     plan = CanaryPlan(slot_s=1000.0)
     await runner.start(scene.make_change(), plan)
     await asyncio.sleep(0)
+    candidate = runner.describe()["candidate"]
+    assert [*runner.list_headlines()] == [f"canary {candidate}: running, 0 blocks"]
     with pytest.raises(CanaryBusy):
         await runner.start(scene.make_change(), plan)
     await runner.stop()
+    assert [*runner.list_headlines()] == [f"canary {candidate}: stopped, 0 blocks"]
     assert served(scene) == scene.control
     assert {verdict: count for verdict, count in runner.verdicts.items() if count} == {"stopped": 1}
 
