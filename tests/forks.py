@@ -351,6 +351,8 @@ def become(arguments: Sequence[str], variables: Mapping[str, str], descriptors: 
 
 
 def main() -> None:
+    # The first engine of the tests starts this process while it blocks the signals in STOP.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     before = dict(os.environ)
     gc.disable()
     for name in IMPORTED:
