@@ -264,10 +264,10 @@ def main() -> None:
     )
     parser.add_argument("--instant", action="store_true", help="use a model that takes no time")
     options = parser.parse_args()
-    comparison = Comparison(options.rust, options.checkout, INSTANT if options.instant else ())
+    comparison = Comparison(options.rust, options.other, INSTANT if options.instant else ())
     client_load = Load(options.clients, options.requests, options.tokens)
     costs: dict[str, list[float]] = {name: [] for name in options.servers}
-    for name, path in (("vllm-rust", options.rust), ("other", options.checkout)):
+    for name, path in (("vllm-rust", options.rust), ("other", options.other)):
         if name in costs and not path.exists():
             print(f"{name} is left out: there is no {path}")
             del costs[name]
