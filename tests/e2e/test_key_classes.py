@@ -15,7 +15,8 @@ import pytest
 from eaglegate.server.access.keys import hash_key
 from tests.conftest import SAMPLE, RunningGateway, serving
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.alone
+"""The batch key's depth follows from times of steps, which are wrong beside other engines."""
 KEYS = {name: f"eg-{name}-secret-of-32-bytes-or-more" for name in ("chat", "nightly", "operator")}
 DEPTH = 3
 BATCH = 4

@@ -18,7 +18,8 @@ from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.lab.benchmarks.drive import Outcome, make_greedy, run, run_all
 from tests.engine.vllm_backend.conftest import FEW, MOST, SECOND_RUNNER
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.alone, pytest.mark.asyncio(loop_scope="session")]
+"""Rations follow from times of steps, which are wrong beside other engines."""
 
 TOKENS = 24 if SECOND_RUNNER else 40
 LONG = 48 if SECOND_RUNNER else 120
