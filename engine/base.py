@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineInfo, EngineRequest, Health, PostMortem, StepSink
+from eaglegate.text.media.image import Image
 
 T = TypeVar("T")
 Kind: TypeAlias = Callable[..., T]
@@ -75,6 +76,18 @@ class SupportsPlanning(Protocol):
     async def freeze_planning(self, depth: int | None) -> bool:
         """Hold the planner at ``depth``, or let it choose again if None. Return False without a
         planner."""
+        ...
+
+
+class CountsImages(Protocol):
+    """An engine whose model reads images."""
+
+    async def count_prompt(self, prompt: Sequence[int], images: Sequence[Image]) -> int:
+        """Return the number of a prompt's tokens once each placeholder is replaced by the tokens of
+        its image.
+
+        Raises RequestRejected if the model cannot take the images, and EngineError.
+        """
         ...
 
 

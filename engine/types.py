@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct
 
 from eaglegate.text.events import FinishReason
+from eaglegate.text.media.image import Image
 
 CHAT, TOOLS, STRUCTURED, REASONING = WORKLOADS = ("chat", "tools", "structured", "reasoning")
 """Workloads under which requests are counted that name no workload of their own."""
@@ -112,7 +113,11 @@ class Constraint:
 
 
 class EngineRequest(Struct, frozen=True):
-    """One sequence to generate. ``prompt`` holds token ids."""
+    """One sequence to generate. ``prompt`` holds token ids.
+
+    A prompt with images has one placeholder token for each of them, in their order. The engine
+    replaces each placeholder by the tokens of its image.
+    """
 
     id: str
     prompt: tuple[int, ...]
@@ -147,6 +152,15 @@ class EngineRequest(Struct, frozen=True):
     scoring: Mapping[str, Any] | None = None
     """Rules for scoring the answer at the end of the prompt; None except for audits.
     """
+    images: tuple[Image, ...] = ()
+    expanded_length: int = 0
+    """Tokens of a prompt with images after the engine has replaced the placeholders; 0 without
+    images."""
+
+    @property
+    def num_prompt(self) -> int:
+        """Number of tokens that the engine computes for the prompt."""
+        return self.expanded_length or len(self.prompt)
 
 
 class StepSink(Protocol):
@@ -274,6 +288,16 @@ class SpeculationInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageInput:
+    """How a model takes images."""
+
+    placeholder: int
+    """Id of the token that stands for one image in ``EngineRequest.prompt``."""
+    max_images: int
+    """Maximum number of images in a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineInfo:
     """Facts about an engine, known once it has started."""
 
@@ -295,6 +319,8 @@ class EngineInfo:
     """True if the engine chooses a depth at every step for requests without their own."""
     step_tokens: int = STEP_TOKENS
     """Maximum number of tokens that the engine computes in a step."""
+    image_input: ImageInput | None = None
+    """How the model takes images; None if it reads text only."""
 
 
 @dataclass(frozen=True, slots=True)
