@@ -16,7 +16,8 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/venv
 WORKDIR /build
-COPY requirements/cpu.lock requirements/light.lock requirements/torch.lock ./
+COPY requirements/cpu.lock requirements/light.lock requirements/torch.lock \
+    requirements/torchvision_operators.py ./
 
 # The package itself, apart from what it needs, so that a change of a line is a small layer.
 FROM builder AS package
@@ -33,6 +34,7 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN (/opt/venv/bin/pip install --no-deps --require-hashes -r torch.lock \
     || /opt/venv/bin/pip install --no-deps --require-hashes --index-url "${TORCH_INDEX}" -r torch.lock) \
     && /opt/venv/bin/pip install --no-deps --require-hashes -r cpu.lock \
+    && cat torchvision_operators.py >> /opt/venv/lib/python3*/site-packages/torchvision/extension.py \
     && /opt/venv/bin/pip uninstall -y pip \
     && rm -rf /opt/venv/lib/python3*/site-packages/torch/include
 

@@ -33,6 +33,7 @@ DRAFTERS = ROOT / ".drafters"
 DRAFTERS_BUILD = ROOT / ".drafters-build"
 DRAFTERS_LOCKS = ("drafters", "drafters-build")
 TORCH_LOCK = ROOT / "requirements" / "torch.lock"
+TORCHVISION_OPERATORS = ROOT / "requirements" / "torchvision_operators.py"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 REDRAW_S = 1.0
 """Time between two updates of the line on a terminal."""
@@ -147,6 +148,7 @@ def _install(environment: Environment, lock: Path) -> bool:
         lock.stem == "docs" or _pip(environment, "installing eaglegate itself", *itself)
     )
     if done:
+        _declare_operators(environment)
         environment.stamp(lock).write_text(_digest(lock))
     return done
 
@@ -157,6 +159,15 @@ def _install_torch(environment: Environment) -> bool:
         environment, "installing torch from PyTorch's CPU index",
         "--index-url", TORCH_INDEX, *arguments,
     )  # fmt: skip
+
+
+def _declare_operators(environment: Environment) -> None:
+    """Make torchvision's build for CUDA importable beside a CPU torch."""
+    declarations = TORCHVISION_OPERATORS.read_text(encoding="utf-8")
+    for module in environment.folder.glob("lib/*/site-packages/torchvision/extension.py"):
+        text = module.read_text(encoding="utf-8")
+        if declarations not in text:
+            module.write_text(text + declarations, encoding="utf-8")
 
 
 def _pip(

