@@ -51,7 +51,7 @@ FLOORS = {
         {"__main__"},
     ),
     "engine": (
-        {"bounded_yaml", "errors", "gpus", "limited_child", "logs", "orphan", "stop_signals"},
+        {"bounded_yaml", "errors", "gpus", "logs", "orphan", "stop_signals"},
         {"totals", "types", "vllm_contract", "vllm_flags"},
         {"base", "events", "machine", "steps", "vllm_fields"},
         {"speculation", "wrapper"},

@@ -34,7 +34,6 @@ from eaglegate.engine.base import (
     SupportsUnclaimed,
 )
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
-from eaglegate.engine.limited_child import name_exit
 from eaglegate.engine.logs import LineFormat, pass_line
 from eaglegate.engine.machine import count_oom_kills, is_stopped
 from eaglegate.engine.speculation.draft_versions import SwapsDrafts
@@ -78,6 +77,7 @@ from eaglegate.engine.vllm_backend.warm_up import (
     warm_up,
 )
 from eaglegate.engine.vllm_contract import describe_untested
+from eaglegate.text.limited_child import name_exit
 
 if TYPE_CHECKING:
     from vllm.v1.metrics.loggers import StatLoggerFactory

@@ -28,8 +28,8 @@ from collections import OrderedDict
 from contextlib import suppress
 
 from eaglegate.engine.errors import EngineFailed, EngineOverloaded, RequestRejected
-from eaglegate.engine.limited_child import ChildLost, LimitedChild
 from eaglegate.engine.types import Constraint
+from eaglegate.text.limited_child import ChildLost, LimitedChild
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import signal
 import sys
 from dataclasses import asdict
 
-from eaglegate.engine.limited_child import ChildLost, LimitedChild
 from eaglegate.engine.types import Constraint
+from eaglegate.text.limited_child import ChildLost, LimitedChild
 
 log = logging.getLogger(__name__)
 

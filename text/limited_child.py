@@ -1,8 +1,9 @@
 """Child process that reads what a client wrote, within limits of time and memory.
 
 The child is a program that sets its own limits. It prints one line of JSON when it is ready, then
-answers each input line ``NUMBER JSON`` with a line ``[NUMBER, ANSWER]``. A child that fails or is
-too slow is killed, and the next question starts another one.
+answers each input line ``NUMBER QUESTION`` with a line ``[NUMBER, ANSWER]``. A question is JSON, or
+what the program reads instead. A child that fails or is too slow is killed, and the next question
+starts another one.
 """
 
 from __future__ import annotations
