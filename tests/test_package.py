@@ -115,7 +115,7 @@ def test_the_example_runs_as_it_stands():
 
 
 DISTRIBUTIONS = {
-    "google_re2": "re2", "pyyaml": "yaml", "huggingface_hub": "huggingface_hub",
+    "google_re2": "re2", "huggingface_hub": "huggingface_hub", "pillow": "PIL", "pyyaml": "yaml",
 }  # fmt: skip
 EXTRAS = {
     "observability/tracing.py: opentelemetry",
