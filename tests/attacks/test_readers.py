@@ -1,4 +1,4 @@
-"""Code that reads a client's schema, pattern or template is listed here, with what limits it."""
+"""Code that reads what a client wrote, such as a schema or an image, is listed with its limits."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 from tests.test_layers import ROOT, imports, sources
 
 LIBRARIES = {
-    "jinja2", "jsonschema", "jsonschema_rs", "lark", "llguidance", "re2", "regex", "xgrammar",
+    "PIL", "jinja2", "jsonschema", "jsonschema_rs", "lark", "llguidance", "re2", "regex",
+    "xgrammar",
 }  # fmt: skip
-"""Packages that read schemas, patterns, grammars and templates."""
+"""Packages that read schemas, patterns, grammars, templates and images."""
 READERS = {
     "features/capture/patterns.py": "an operator's patterns, in linear time by RE2, on a thread",
     "features/audit/tags.py": "child process",
@@ -19,6 +20,7 @@ READERS = {
     "server/apis/shared/constraints.py": "on the request's path: meta-schemas, within check_bounds",
     "text/grammars/enforcement.py": "on the request's path: listed values, linear patterns",
     "text/grammars/lark_grammar.py": "on the request's path, up to MAX_DEFINITION characters",
+    "text/media/decoder.py": "child process",
     "text/parsing/tools.py": "Effort.measure before a check, and linear patterns",
     "text/rendering/template.py": "child process, or the watchdog for an operator's template",
     "text/rendering/template_cost.py": "on the request's path: one pass over a parsed template",
@@ -26,6 +28,7 @@ READERS = {
 CHILDREN = {
     "features/audit/grammars.py": "features/audit/tags.py",
     "engine/vllm_backend/grammar_trial.py": "",
+    "text/media/decoder.py": "",
     "text/rendering/sandbox.py": "",
 }
 """Programs of child processes, and the readers that nothing else may import."""

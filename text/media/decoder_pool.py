@@ -1,0 +1,88 @@
+"""Child processes that decode images; see ``text/media/decoder.py``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+
+from eaglegate.text.limited_child import ChildLost, LimitedChild
+from eaglegate.text.media.source import ImageLimits, ImageReaderLost
+
+log = logging.getLogger(__name__)
+
+DECODER = "eaglegate.text.media.decoder"
+"""The module that a child runs."""
+PROCESSES = 2
+PATIENCE_S = 30.0
+"""Longest wait for a child, which has a limit of its own on CPU seconds."""
+ATTEMPTS = 2
+RETRY_S = 1.0
+CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
+"""Signals of a crash in a decoder, which would repeat with the same image."""
+TOO_SLOW = "An image must be quick to decode; this one took too long. Encode it again."
+CRASH = "An image must be whole; this one crashed its decoder. Encode it again."
+
+
+class DecoderPool:
+    """Decoder of at most ``PROCESSES`` images at a time, in the order of their arrival."""
+
+    def __init__(self, limits: ImageLimits) -> None:
+        command = (sys.executable, "-m", DECODER, str(limits.max_pixels), str(limits.max_aspect))
+        self._turns = asyncio.Semaphore(PROCESSES)
+        self._idle = [_Decoder(command) for _ in range(PROCESSES)]
+
+    async def decode(self, data: bytes) -> tuple[int, int]:
+        """Decode an image and return its width and height.
+
+        Raises ValueError with a message for the client if the image is refused, and
+        ImageReaderLost. Cancelling the call ends the work on the image.
+        """
+        async with self._turns:
+            decoder = self._idle.pop()
+            try:
+                answer = await decoder.decode(data)
+            finally:
+                self._idle.append(decoder)
+        if isinstance(answer, str):
+            raise ValueError(answer)
+        width, height = answer
+        return width, height
+
+    async def aclose(self) -> None:
+        for decoder in self._idle:
+            await decoder.aclose()
+
+
+class _Decoder(LimitedChild):
+    async def decode(self, data: bytes) -> list[int] | str:
+        """Return the child's answer. A lost child may not be the image's fault, so retry once.
+
+        Raises ImageReaderLost.
+        """
+        status = None
+        for _ in range(ATTEMPTS):
+            try:
+                return await self._decode_once(data)
+            except (ChildLost, TimeoutError) as error:
+                status = error.status if isinstance(error, ChildLost) else None
+                if status == -signal.SIGPROF:
+                    return TOO_SLOW
+                log.warning("a process that decodes images ended: %s", error)
+        if status is not None and -status in CRASHES:
+            return CRASH
+        raise ImageReaderLost(
+            f"The process that decodes images ended {ATTEMPTS} times. Try again.", RETRY_S
+        )
+
+    async def _decode_once(self, data: bytes) -> list[int] | str:
+        """Raises ChildLost and TimeoutError."""
+        try:
+            if not self._is_running:
+                await self._start()
+            answer: list[int] | str = await self._ask(b"%d\n%s" % (len(data), data), PATIENCE_S)
+        except asyncio.CancelledError:
+            await self.aclose()
+            raise
+        return answer

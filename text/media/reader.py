@@ -1,0 +1,93 @@
+"""Reading of a request's images: the bytes from their URLs, then a trial of decoding them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+
+from eaglegate.text.media.data_url import read_data_url
+from eaglegate.text.media.decoder_pool import DecoderPool
+from eaglegate.text.media.formats import detect_format
+from eaglegate.text.media.image import Image
+from eaglegate.text.media.source import ImageLimits, ImageRefused, ImageSource
+
+
+class ImageReader:
+    """Reader of the images of all requests. It starts processes when the first image arrives.
+
+    A request's images are decoded one after another, so requests with many images share the
+    processes with the others.
+    """
+
+    def __init__(self, limits: ImageLimits, hosts: Sequence[str] = ()) -> None:
+        self._limits = limits
+        self._hosts = hosts
+        self._decoders = DecoderPool(limits)
+
+    async def read(self, sources: Sequence[ImageSource]) -> tuple[Image, ...]:
+        """Read a request's images.
+
+        Raises ImageRefused, and ImageReaderLost if the same request may succeed later.
+        """
+        limits = self._limits
+        if len(sources) > limits.max_images:
+            raise ImageRefused(
+                sources[limits.max_images].param,
+                f"A request may have at most {limits.max_images} images; this one has "
+                f"{len(sources)}. Send fewer.",
+            )
+        encoded = await self._load_all(sources)
+        return await self._decode_all(sources, encoded)
+
+    async def aclose(self) -> None:
+        await self._decoders.aclose()
+
+    async def _load_all(self, sources: Sequence[ImageSource]) -> list[bytes]:
+        limit, num_bytes, encoded = self._limits.max_request_bytes, 0, []
+        for source in sources:
+            try:
+                data = await self._load(source.url)
+            except ValueError as error:
+                raise ImageRefused(source.param, str(error)) from None
+            num_bytes += len(data)
+            if num_bytes > limit:
+                raise ImageRefused(
+                    source.param,
+                    f"The images of a request may have at most {limit} bytes together; these have "
+                    "more. Send fewer or smaller ones.",
+                )
+            encoded.append(data)
+        return encoded
+
+    async def _load(self, url: str) -> bytes:
+        """Return the bytes behind a URL. Raises ValueError with a message for the client."""
+        if url[:5].lower() == "data:":
+            return await asyncio.to_thread(read_data_url, url, self._limits.max_bytes)
+        raise ValueError("This gateway fetches no images. Send a data: URL.")
+
+    async def _decode_all(
+        self, sources: Sequence[ImageSource], encoded: Sequence[bytes]
+    ) -> tuple[Image, ...]:
+        limit, num_pixels, images = self._limits.max_request_pixels, 0, []
+        for source, data in zip(sources, encoded, strict=True):
+            try:
+                image = await self._decode(data)
+            except ValueError as error:
+                raise ImageRefused(source.param, str(error)) from None
+            num_pixels += image.width * image.height
+            if num_pixels > limit:
+                raise ImageRefused(
+                    source.param,
+                    f"The images of a request may have at most {limit} pixels together; these have "
+                    "more. Send fewer or smaller ones.",
+                )
+            images.append(image)
+        return tuple(images)
+
+    async def _decode(self, data: bytes) -> Image:
+        """Raises ValueError with a message for the client, and ImageReaderLost."""
+        name = detect_format(data, self._limits.formats)
+        digest = await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
+        width, height = await self._decoders.decode(data)
+        return Image(data, name, width, height, digest)
