@@ -1,6 +1,6 @@
 """Program that decodes images within limits of memory and CPU time.
 
-    python -m eaglegate.text.media.decoder MAX_PIXELS MAX_ASPECT
+    python -m eaglegate.text.media.decoder MAX_PIXELS MAX_ASPECT CPU_SECONDS
 
 A question is the number of bytes of an encoded image, on a line of its own, and these bytes. The
 answer is the image's width and height, or a message for the client. If an image takes too long, the
@@ -26,12 +26,13 @@ from typing import BinaryIO
 from PIL import GifImagePlugin, ImageOps, JpegImagePlugin, PngImagePlugin, WebPImagePlugin  # noqa: F401
 from PIL import Image as Pillow
 
-CPU_S = 5.0
-"""CPU seconds for one image."""
 MEMORY_BYTES = 1 << 30
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 """Formats by Pillow's names. It opens no other."""
-DAMAGED = "An image must be whole; this one is damaged or cut off. Encode it again."
+DAMAGED = (
+    "An image must be whole; this one is damaged, cut off, or has too much metadata. "
+    "Encode it again."
+)
 TOO_MUCH_MEMORY = (
     f"An image may take at most {MEMORY_BYTES} bytes of memory to be decoded; this one takes more. "
     "Scale it down."
@@ -88,7 +89,8 @@ def read_questions(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def main() -> None:
-    max_pixels, max_aspect = map(int, sys.argv[1:])
+    max_pixels, max_aspect = map(int, sys.argv[1:3])
+    cpu_s = float(sys.argv[3])
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     # The gateway handles these signals, and needs this process until its requests have finished.
@@ -97,7 +99,7 @@ def main() -> None:
     Pillow.MAX_IMAGE_PIXELS = max_pixels
     print("true", flush=True)
     for number, data in read_questions(sys.stdin.buffer):
-        signal.setitimer(signal.ITIMER_PROF, CPU_S)
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
         answer = decode(data, max_pixels, max_aspect)
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps([number, answer]), flush=True)

@@ -15,8 +15,10 @@ log = logging.getLogger(__name__)
 DECODER = "eaglegate.text.media.decoder"
 """The module that a child runs."""
 PROCESSES = 2
+CPU_S = 3.0
+"""CPU seconds for one image. A WebP with 32 megapixels of noise takes 1.2."""
 PATIENCE_S = 30.0
-"""Longest wait for a child, which has a limit of its own on CPU seconds."""
+"""Longest wait for a child, which may have to wait for the CPU."""
 ATTEMPTS = 2
 RETRY_S = 1.0
 CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
@@ -29,7 +31,8 @@ class DecoderPool:
     """Decoder of at most ``PROCESSES`` images at a time, in the order of their arrival."""
 
     def __init__(self, limits: ImageLimits) -> None:
-        command = (sys.executable, "-m", DECODER, str(limits.max_pixels), str(limits.max_aspect))
+        numbers = (limits.max_pixels, limits.max_aspect, CPU_S)
+        command = (sys.executable, "-m", DECODER, *map(str, numbers))
         self._turns = asyncio.Semaphore(PROCESSES)
         self._idle = [_Decoder(command) for _ in range(PROCESSES)]
 
