@@ -34,7 +34,12 @@ def read_data_url(url: str, max_bytes: int) -> bytes:
     if not comma or head.rpartition(";")[2].strip().lower() != "base64":
         raise ValueError(f"A data: URL has the form {FORM}; this one has no ';base64,'.")
     encoded = _clean(payload)
-    check_size(len(encoded) * 3 // 4, max_bytes)
+    num_bytes = len(encoded) * 3 // 4
+    if num_bytes > max_bytes:
+        raise ValueError(
+            f"An image may have at most {max_bytes} bytes; this one has {num_bytes}. Send a "
+            "smaller one."
+        )
     if len(encoded) % 4 == 1:
         raise ValueError(
             "The base64 of a data: URL has 2 to 4 characters at its end; this one has 1. Send all "
@@ -44,15 +49,6 @@ def read_data_url(url: str, max_bytes: int) -> bytes:
         return binascii.a2b_base64(encoded + b"=" * (-len(encoded) % 4), strict_mode=True)
     except binascii.Error:
         raise _wrong_character() from None
-
-
-def check_size(num_bytes: int, max_bytes: int) -> None:
-    """Raise ValueError if an encoded image is too large."""
-    if num_bytes > max_bytes:
-        raise ValueError(
-            f"An image may have at most {max_bytes} bytes; this one has {num_bytes}. Send a "
-            "smaller one."
-        )
 
 
 def _clean(payload: str) -> bytes:

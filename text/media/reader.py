@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from eaglegate.text.media.data_url import read_data_url
 from eaglegate.text.media.decoder_pool import DecoderPool
 from eaglegate.text.media.formats import detect_format
+from eaglegate.text.media.hosts import parse_host
 from eaglegate.text.media.image import Image
 from eaglegate.text.media.source import ImageLimits, ImageRefused, ImageSource
+
+if TYPE_CHECKING:
+    from eaglegate.text.media.fetch import ImageFetcher
 
 
 class ImageReader:
@@ -21,9 +26,11 @@ class ImageReader:
     """
 
     def __init__(self, limits: ImageLimits, hosts: Sequence[str] = ()) -> None:
+        """``hosts`` are those from which images may be fetched, as ``parse_host`` reads them."""
         self._limits = limits
-        self._hosts = hosts
+        self._hosts = tuple(map(parse_host, hosts))
         self._decoders = DecoderPool(limits)
+        self._fetcher: ImageFetcher | None = None
 
     async def read(self, sources: Sequence[ImageSource]) -> tuple[Image, ...]:
         """Read a request's images.
@@ -42,6 +49,8 @@ class ImageReader:
 
     async def aclose(self) -> None:
         await self._decoders.aclose()
+        if self._fetcher is not None:
+            await self._fetcher.aclose()
 
     async def _load_all(self, sources: Sequence[ImageSource]) -> list[bytes]:
         limit, num_bytes, encoded = self._limits.max_request_bytes, 0, []
@@ -64,7 +73,19 @@ class ImageReader:
         """Return the bytes behind a URL. Raises ValueError with a message for the client."""
         if url[:5].lower() == "data:":
             return await asyncio.to_thread(read_data_url, url, self._limits.max_bytes)
-        raise ValueError("This gateway fetches no images. Send a data: URL.")
+        if not self._hosts:
+            raise ValueError("This gateway fetches no images; send a data: URL.")
+        return await self._get_fetcher().fetch(url, self._limits.max_bytes)
+
+    def _get_fetcher(self) -> ImageFetcher:
+        """Return the fetcher, whose imports and certificates no gateway needs before its first
+        URL.
+        """
+        if self._fetcher is None:
+            from eaglegate.text.media.fetch import ImageFetcher
+
+            self._fetcher = ImageFetcher(self._hosts)
+        return self._fetcher
 
     async def _decode_all(
         self, sources: Sequence[ImageSource], encoded: Sequence[bytes]

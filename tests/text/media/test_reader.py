@@ -101,7 +101,7 @@ async def test_limits(changes, fragments) -> None:
 async def test_urls_of_other_kinds_are_refused(reader) -> None:
     for url in ("https://user:secret@a.example/cat.png?token=1", "file:///etc/passwd", "cat.png"):
         refusal = await refuse(reader, ImageSource("input[0]", url))
-        assert refusal.rule == "This gateway fetches no images. Send a data: URL."
+        assert refusal.rule == "This gateway fetches no images; send a data: URL."
 
 
 def test_no_description_shows_an_image_or_a_url() -> None:

@@ -1,0 +1,347 @@
+"""Images are fetched from public addresses of the operator's hosts, and from nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import ipaddress
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpcore
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from eaglegate.text.media import fetch
+from eaglegate.text.media.fetch import ImageFetcher, resolve_name
+from eaglegate.text.media.hosts import parse_host
+from eaglegate.text.media.reader import ImageReader
+from eaglegate.text.media.source import ImageLimits, ImageRefused, ImageSource
+from tests.text.media.pictures import make_picture
+
+PUBLIC = "93.184.215.14"
+HOSTS = ("images.example", "other.example", "images.example:8443")
+URL = "http://images.example/cat.png?token=secret"
+MAX_BYTES = 10_000
+PICTURE = make_picture()
+
+
+class Site:
+    """A server with one answer for each path, its names, and the network to it.
+
+    Each connection to a public address ends at the server. ``dials`` has the addresses.
+    """
+
+    def __init__(self) -> None:
+        self.answers: dict[str, bytes] = {}
+        self.addresses: list[list[str]] = [[PUBLIC]]
+        self.dials: list[tuple[str, int]] = []
+        self.requests: list[bytes] = []
+        self.pause_s = 0.0
+        self.port = 0
+
+    async def resolve(self, host: str, port: int) -> list[str]:
+        """Return the first addresses, and the next ones when it is asked again."""
+        return self.addresses.pop(0) if len(self.addresses) > 1 else self.addresses[0]
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.requests.append(head)
+        path = head.split()[1].decode().partition("?")[0]
+        for byte in self.answers[path] if self.pause_s else ():
+            writer.write(bytes([byte]))
+            await asyncio.sleep(self.pause_s)
+        if not self.pause_s:
+            writer.write(self.answers[path])
+        try:
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+        except (OSError, ssl.SSLError):
+            pass
+
+
+class Network(httpcore.AsyncNetworkBackend):
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._network = httpcore.AnyIOBackend()
+
+    async def connect_tcp(self, host, port, *others, **options) -> httpcore.AsyncNetworkStream:
+        self._site.dials.append((host, port))
+        if not ipaddress.ip_address(host).is_global:
+            raise AssertionError(f"connected to {host}")
+        return await self._network.connect_tcp("127.0.0.1", self._site.port, *others, **options)
+
+
+def answer(body: bytes = PICTURE, status: str = "200 OK", *headers: str) -> bytes:
+    lines = (f"HTTP/1.1 {status}", *headers, f"Content-Length: {len(body)}", "", "")
+    return "\r\n".join(lines).encode() + body
+
+
+def redirect(location: str, status: str = "302 Found") -> bytes:
+    return answer(b"", status, f"Location: {location}")
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    site = Site()
+    server = await asyncio.start_server(site.serve, "127.0.0.1", 0)
+    site.port = server.sockets[0].getsockname()[1]
+    yield site
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.fixture
+async def fetcher(site) -> AsyncIterator[ImageFetcher]:
+    fetcher = ImageFetcher(tuple(map(parse_host, HOSTS)), site.resolve, Network(site))
+    yield fetcher
+    await fetcher.aclose()
+
+
+async def refuse(fetcher: ImageFetcher, url: str = URL) -> str:
+    with pytest.raises(ValueError, match=r"[Ss]end a data: URL") as refusal:
+        await fetcher.fetch(url, MAX_BYTES)
+    message = str(refusal.value)
+    assert "secret" not in message
+    assert "127.0.0.1" not in message
+    return message
+
+
+async def test_an_image_is_fetched(site, fetcher) -> None:
+    site.answers["/cat.png"] = answer()
+    assert await fetcher.fetch(URL, MAX_BYTES) == PICTURE
+    assert site.dials == [(PUBLIC, 80)]
+    head = site.requests[0].lower()
+    assert head.startswith(b"get /cat.png?token=secret http/1.1\r\n")
+    assert b"host: images.example\r\n" in head
+    assert b"cookie" not in head
+    assert b"authorization" not in head
+
+
+async def test_a_port_that_is_named_is_used(site, fetcher) -> None:
+    site.answers["/"] = answer()
+    assert await fetcher.fetch("http://images.example:8443", MAX_BYTES) == PICTURE
+    assert site.dials == [(PUBLIC, 8443)]
+
+
+async def test_proxies_of_the_environment_are_not_used(site, fetcher, monkeypatch) -> None:
+    for name in ("http_proxy", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    site.answers["/cat.png"] = answer()
+    assert await fetcher.fetch(URL, MAX_BYTES) == PICTURE
+
+
+async def test_other_hosts_are_refused_without_a_connection(site, fetcher) -> None:
+    for url in (
+        "https://evil.example/?secret",
+        "file:///secret",
+        "http://127.0.0.1/secret",
+        "secret",
+    ):
+        assert await refuse(fetcher, url) == (
+            "This gateway fetches images only from images.example, other.example, "
+            "images.example:8443; send a data: URL."
+        )
+    assert site.dials == []
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [["127.0.0.1"], ["169.254.169.254"], ["10.0.0.1"], ["::1"], ["::ffff:127.0.0.1"], ["0.0.0.0"],
+     [PUBLIC, "192.168.0.1"], ["fe80::1%eth0"], ["100.64.0.1"]],
+)  # fmt: skip
+async def test_private_addresses_are_refused_without_a_connection(site, fetcher, addresses) -> None:
+    site.addresses = [addresses]
+    assert "an address that is not public" in await refuse(fetcher)
+    assert site.dials == []
+
+
+async def test_a_name_that_changes_its_address_gains_nothing(site, fetcher) -> None:
+    """The connection goes to the address that was checked; a redirect's is checked again."""
+    site.addresses = [[PUBLIC], ["127.0.0.1"]]
+    site.answers["/cat.png"] = answer()
+    assert await fetcher.fetch(URL, MAX_BYTES) == PICTURE
+    site.addresses = [[PUBLIC], ["127.0.0.1"]]
+    site.answers["/cat.png"] = redirect("/dog.png")
+    assert "not public" in await refuse(fetcher)
+    assert {address for address, _ in site.dials} == {PUBLIC}
+
+
+async def test_a_name_without_an_address(site, fetcher) -> None:
+    site.addresses = [[]]
+    assert "its host has no address" in await refuse(fetcher)
+
+
+async def test_a_second_address_is_tried(site, fetcher, monkeypatch) -> None:
+    site.addresses = [["8.8.8.8", PUBLIC]]
+    connect = Network.connect_tcp
+
+    async def refuse_first(self, host, *others, **options):
+        if host == "8.8.8.8":
+            raise httpcore.ConnectError
+        return await connect(self, host, *others, **options)
+
+    monkeypatch.setattr(Network, "connect_tcp", refuse_first)
+    site.answers["/cat.png"] = answer()
+    assert await fetcher.fetch(URL, MAX_BYTES) == PICTURE
+
+
+@pytest.mark.parametrize("status", ["301 Moved", "302 Found", "307 Temporary", "308 Permanent"])
+async def test_redirects_within_a_host_are_followed(site, fetcher, status) -> None:
+    site.answers |= {
+        "/cat.png": redirect("dog.png", status),
+        "/dog.png": redirect("http://images.example:8443/bird.png", status),
+        "/bird.png": answer(),
+    }
+    assert await fetcher.fetch(URL, MAX_BYTES) == PICTURE
+    assert site.dials == [(PUBLIC, 80), (PUBLIC, 80), (PUBLIC, 8443)]
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "http://evil.example/cat.png",
+        "http://other.example/cat.png",
+        "//evil.example/cat.png",
+        "http://127.0.0.1/",
+        "http://images.example:22/",
+        "http://user:secret@images.example/",
+        "http://images.example@evil.example/",
+        "file:///etc/passwd",
+        "data:image/png;base64,AAAA",
+        "http://[::1",
+    ],
+)
+async def test_redirects_elsewhere_are_refused(site, fetcher, location) -> None:
+    site.answers["/cat.png"] = redirect(location)
+    assert "its host redirected to another one" in await refuse(fetcher)
+    assert len(site.dials) == 1
+
+
+async def test_redirects_without_end_are_refused(site, fetcher) -> None:
+    site.answers["/cat.png"] = redirect("/cat.png")
+    assert "redirected more than 3 times" in await refuse(fetcher)
+    assert len(site.dials) == 4
+
+
+@pytest.mark.parametrize(
+    "response, reason",
+    [
+        (answer(b"", "404 Not Found"), "status 404"),
+        (answer(b"", "204 No Content"), "status 204"),
+        (answer(b"", "206 Partial Content"), "status 206"),
+        (answer(b"", "302 Found"), "status 302"),
+        (answer(PICTURE, "200 OK", "Content-Encoding: gzip"), "compressed"),
+        (answer(bytes(MAX_BYTES + 1)), "more than 10000 bytes"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + bytes(1 << 20), "more than 10000 bytes"),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1000\r\n" * 100,
+            "failed",
+        ),
+        (answer()[:-100], "failed"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "failed"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", "failed"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000 + b"\r\n\r\n", "failed"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "failed"),
+        (b"", "failed"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_other_answers_are_refused(site, fetcher, response, reason) -> None:
+    site.answers["/cat.png"] = response
+    assert reason in await refuse(fetcher)
+
+
+async def test_a_slow_answer_is_refused(site, fetcher, monkeypatch) -> None:
+    monkeypatch.setattr(fetch, "FETCH_S", 0.2)
+    site.answers["/cat.png"] = answer()
+    site.pause_s = 0.02
+    assert "more than 0.2 s" in await refuse(fetcher)
+
+
+async def test_a_slow_resolver_is_given_up(site, monkeypatch) -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        await asyncio.sleep(60)
+        return []
+
+    monkeypatch.setattr(fetch, "FETCH_S", 0.1)
+    fetcher = ImageFetcher(tuple(map(parse_host, HOSTS)), resolve, Network(site))
+    assert "more than 0.1 s" in await refuse(fetcher)
+    await fetcher.aclose()
+
+
+async def test_a_name_that_does_not_resolve(site) -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        raise OSError("Name or service not known")
+
+    fetcher = ImageFetcher(tuple(map(parse_host, HOSTS)), resolve, Network(site))
+    assert "the connection to its host failed" in await refuse(fetcher)
+    await fetcher.aclose()
+
+
+async def test_the_resolver_returns_plain_addresses() -> None:
+    assert await resolve_name("127.0.0.1", 80) == ["127.0.0.1"]
+    assert await resolve_name("[::1]", 80) == ["::1"]
+
+
+def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """Make a certificate for a name, signed by itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    files = folder / f"{name}.pem", folder / f"{name}.key"
+    files[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    private = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    files[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, *private))
+    return files
+
+
+@pytest.mark.parametrize("name, is_fetched", [("images.example", True), ("evil.example", False)])
+async def test_a_certificate_must_be_the_hosts(site, tmp_path, name, is_fetched) -> None:
+    certificate, key = make_certificate(tmp_path, name)
+    server_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_tls.load_cert_chain(certificate, key)
+    server = await asyncio.start_server(site.serve, "127.0.0.1", 0, ssl=server_tls)
+    site.port = server.sockets[0].getsockname()[1]
+    site.answers = {"/cat.png": answer(), "/down": redirect("http://images.example/cat.png")}
+    tls = ssl.create_default_context(cafile=str(certificate))
+    fetcher = ImageFetcher(tuple(map(parse_host, HOSTS)), site.resolve, Network(site), tls)
+    if is_fetched:
+        assert await fetcher.fetch("https://images.example/cat.png", MAX_BYTES) == PICTURE
+        message = await refuse(fetcher, "https://images.example/down")
+        assert "redirected from https to http" in message
+    else:
+        assert "failed" in await refuse(fetcher, "https://images.example/cat.png")
+        assert site.requests == []
+    await fetcher.aclose()
+    server.close()
+    await server.wait_closed()
+
+
+async def test_the_reader_fetches_and_checks_images(site, fetcher) -> None:
+    reader = ImageReader(ImageLimits(), ["images.example"])
+    reader._fetcher = fetcher
+    site.answers = {"/cat.png": answer(), "/page": answer(b"<!DOCTYPE html><title>Log in</title>")}
+    (image,) = await reader.read([ImageSource("input[0]", URL)])
+    assert image.data == PICTURE
+    with pytest.raises(ImageRefused, match="this is an HTML page") as refusal:
+        await reader.read([ImageSource("input[1]", "http://images.example/page")])
+    assert refusal.value.param == "input[1]"
+    await reader.aclose()
