@@ -24,6 +24,8 @@ from eaglegate.server.flags import Heading, flag, read_into, setting, setting_of
 from eaglegate.server.http.connection import TlsSettings
 from eaglegate.server.http.response import StreamTiming
 from eaglegate.server.store.base import Retention
+from eaglegate.text.media.hosts import parse_host
+from eaglegate.text.media.source import ImageLimits
 
 POSITIVE = (
     "responses_retention_s", "responses_most", "responses_bytes",
@@ -32,7 +34,8 @@ POSITIVE = (
     "engine_start_s", "engine_hang_s", "engine_stall_s", "engine_wait_s",
     "max_running", "max_queued_tokens", "body_timeout_s", "reader_timeout_s",
     "upstream_connect_s", "upstream_first_token_s", "upstream_idle_s", "upstream_start_s",
-    "max_connections", "max_connections_per_client",
+    "max_connections", "max_connections_per_client", "max_images", "max_image_bytes",
+    "max_image_pixels",
 )  # fmt: skip
 """Settings that must be above 0."""
 NOT_NEGATIVE = (
@@ -257,6 +260,17 @@ class Settings:
         False, "serve /tokenizer_info: the tokenizer's configuration and the chat template"
     )
 
+    IMAGES: ClassVar = Heading("Images")
+    media_hosts: tuple[str, ...] = setting(
+        (),
+        "hosts from which images may be fetched over http and https, with a port if it is not the "
+        "usual one; without any, clients send images as data: URLs",
+        metavar="HOST",
+    )
+    max_images: int = setting_of(ImageLimits, "max_images", "maximum images of a request")
+    max_image_bytes: int = setting_of(ImageLimits, "max_bytes", "maximum bytes of an image")
+    max_image_pixels: int = setting_of(ImageLimits, "max_pixels", "maximum pixels of an image")
+
     STORE: ClassVar = Heading("Stored responses and conversations")
     responses_store: str = setting(
         "auto",
@@ -390,6 +404,7 @@ class Settings:
             raise ConfigError(
                 f"--otlp-endpoint must begin with http:// or https://; given {self.otlp_endpoint}"
             )
+        self._check_media_hosts()
         if self.depth not in (None, "auto") and not str(self.depth).isdecimal():
             raise ConfigError(f"--depth must be a number or auto; given {self.depth}")
         if self.depth == "auto" and (self.upstream or self.upstream_file or self.upstream_dns):
@@ -397,6 +412,13 @@ class Settings:
                 "--depth auto plans in the engine of this process; leave it out and start workers "
                 "with --scheduler-cls eaglegate.engine.PlanningScheduler"
             )
+
+    def _check_media_hosts(self) -> None:
+        for text in self.media_hosts:
+            try:
+                parse_host(text)
+            except ValueError as error:
+                raise ConfigError(f"--media-hosts: {error}") from None
 
     def _check_numbers(self) -> None:
         for names, rule, condition in NUMBERS:

@@ -233,7 +233,7 @@ def test_auto_depth_needs_an_engine_of_this_process():
 
 def test_defaults_of_a_part_are_its_own():
     kinds = {item.metadata["of"][0] for item in fields(Settings) if "of" in item.metadata}
-    assert len(kinds) == 8
+    assert len(kinds) == 9
     for kind in kinds:
         assert make_part(kind, Settings()) == kind()
 

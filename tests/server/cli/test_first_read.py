@@ -161,6 +161,10 @@ def test_wrong_files_and_names_of_keys(tmp_path: Path) -> None:
         assert read_first("serve", ["--allowed-origins", origin]) is not None
     with pytest.raises(ConfigError, match="--otlp-endpoint must begin with http://"):
         read_first("serve", ["--otlp-endpoint", "localhost:4318"])
+    with pytest.raises(
+        ConfigError, match=r"--media-hosts: a host is .*; given 'https://b.example'"
+    ):
+        read_first("serve", ["--media-hosts", "a.example", "https://b.example"])
 
 
 @needs_vllm

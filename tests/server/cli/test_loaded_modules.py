@@ -12,9 +12,11 @@ OFF = (
     "features.canary.canary", "features.canary.drafts", "features.canary.rules",
     "features.canary.sequential", "features.canary.workers", "features.capture.audits",
     "features.capture.capture", "features.capture.redaction", "features.doctor.doctor",
-    "features.pacing.cadence", "lab", "text.grammars", "text.parsing.tags",
+    "features.pacing.cadence", "lab", "text.grammars", "text.media.data_url", "text.media.decoder",
+    "text.media.decoder_pool", "text.media.fetch", "text.media.formats", "text.media.reader",
+    "text.parsing.tags",
 )  # fmt: skip
-"""Modules of features that no flag has switched on."""
+"""Modules of features that no flag has switched on, and those that read images."""
 OTHER_DRAFTS = ("block_drafts", "block_rules", "medusa_rules", "speculators_rules", "torch_archive")
 """Rules and files of drafts that are not the demo's."""
 CODE = """

@@ -7,6 +7,7 @@ import datetime
 import ipaddress
 import ssl
 from collections.abc import AsyncIterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 import httpcore
@@ -43,26 +44,26 @@ class Site:
         self.requests: list[bytes] = []
         self.pause_s = 0.0
         self.port = 0
+        self.tasks: set[asyncio.Task[None]] = set()
 
     async def resolve(self, host: str, port: int) -> list[str]:
         """Return the first addresses, and the next ones when it is asked again."""
         return self.addresses.pop(0) if len(self.addresses) > 1 else self.addresses[0]
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        self.requests.append(head)
-        path = head.split()[1].decode().partition("?")[0]
-        for byte in self.answers[path] if self.pause_s else ():
-            writer.write(bytes([byte]))
-            await asyncio.sleep(self.pause_s)
-        if not self.pause_s:
-            writer.write(self.answers[path])
-        try:
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.tasks.add(asyncio.create_task(self._serve(reader, writer)))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError), closing(writer):
+            head = await reader.readuntil(b"\r\n\r\n")
+            self.requests.append(head)
+            data = self.answers[head.split()[1].decode().partition("?")[0]]
+            for piece in [data[i : i + 1] for i in range(len(data))] if self.pause_s else [data]:
+                writer.write(piece)
+                await asyncio.sleep(self.pause_s)
             await writer.drain()
-            writer.close()
+        with suppress(OSError):
             await writer.wait_closed()
-        except (OSError, ssl.SSLError):
-            pass
 
 
 class Network(httpcore.AsyncNetworkBackend):
@@ -89,11 +90,14 @@ def redirect(location: str, status: str = "302 Found") -> bytes:
 @pytest.fixture
 async def site() -> AsyncIterator[Site]:
     site = Site()
-    server = await asyncio.start_server(site.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(site.accept, "127.0.0.1", 0)
     site.port = server.sockets[0].getsockname()[1]
     yield site
     server.close()
     await server.wait_closed()
+    for task in site.tasks:
+        task.cancel()
+    await asyncio.gather(*site.tasks, return_exceptions=True)
 
 
 @pytest.fixture
@@ -318,7 +322,7 @@ async def test_a_certificate_must_be_the_hosts(site, tmp_path, name, is_fetched)
     certificate, key = make_certificate(tmp_path, name)
     server_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server_tls.load_cert_chain(certificate, key)
-    server = await asyncio.start_server(site.serve, "127.0.0.1", 0, ssl=server_tls)
+    server = await asyncio.start_server(site.accept, "127.0.0.1", 0, ssl=server_tls)
     site.port = server.sockets[0].getsockname()[1]
     site.answers = {"/cat.png": answer(), "/down": redirect("http://images.example/cat.png")}
     tls = ssl.create_default_context(cafile=str(certificate))
