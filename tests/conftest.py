@@ -15,12 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import httpx
 import pytest
 
 from tests.forks import Forked, can_fork, fork_python
+
+if TYPE_CHECKING:
+    from tests.vision_demo import VisionDemo
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -230,6 +233,14 @@ def _ready_by_log(process: subprocess.Popen[str] | Forked, log: Path) -> Running
                 return RunningGateway(line["url"], line["operator"], line["message"], process, log)
         time.sleep(0.1)
     raise AssertionError(f"the gateway did not start:\n{log.read_text()[-3000:]}")
+
+
+@pytest.fixture(scope="session")
+def vision_demo(tmp_path_factory: pytest.TempPathFactory) -> VisionDemo:
+    """The demo as a model that reads images, and its draft. Slow: mark its tests so."""
+    from tests.vision_demo import make_vision_demo
+
+    return make_vision_demo(tmp_path_factory.mktemp("vision"))
 
 
 @pytest.fixture(scope="session")
