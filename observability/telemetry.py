@@ -340,7 +340,7 @@ class Telemetry:
 
     def _name_direct_slices(self, request: EngineRequest, model: str) -> SliceNames:
         labels = self._make_labels(model, request.lane, request.workload)
-        return SliceNames(labels, name_context(len(request.prompt)), NO_TEMPLATE, self.draft)
+        return SliceNames(labels, name_context(request.num_prompt), NO_TEMPLATE, self.draft)
 
     def name_workload(self, workload: str) -> str:
         """Return the label of a workload."""

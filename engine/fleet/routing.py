@@ -285,12 +285,12 @@ class LoadBalancer:
             for name in sorted(among)
         ]
         output = self.expected.estimate(request.sampling.max_tokens)
-        cost = len(request.prompt) + output * settings.output_weight
+        cost = request.num_prompt + output * settings.output_weight
         key = names[min(len(names), settings.key_blocks) - 1] if names else None
         routing_request = RoutingRequest(request.id.encode()[-64:], cost, request.affinity, key)
         worker, reason = choose_worker(candidates, routing_request, settings)
         self._memories[worker.name].add(names)
-        cached_tokens = min(worker.known_blocks * settings.block, len(request.prompt))
-        prefill = len(request.prompt) - cached_tokens
+        cached_tokens = min(worker.known_blocks * settings.block, request.num_prompt)
+        prefill = request.num_prompt - cached_tokens
         charge = self._loads[worker.name].add_charge(prefill, output, settings.output_weight)
         return Assignment(worker.name, reason, charge, cached_tokens)

@@ -29,6 +29,7 @@ from eaglegate.engine.types import (
     UndraftedReason,
 )
 from eaglegate.text.events import FinishReason
+from eaglegate.text.media.image import Image
 
 ANSWER = tuple(range(100, 124))
 PLAIN = Sampling(max_tokens=len(ANSWER), temperature=0)
@@ -283,3 +284,18 @@ def test_complete_when_only_the_end_is_missing():
 def test_accounts_behind_so_many_tokens(tokens, left):
     decode = (DecodeStep(3, 3, 4), DecodeStep(0, 0, 1, undrafted=UndraftedReason.OFF))
     assert list(skip_tokens(Step((1, 2, 3, 4, 5, 6), decode=decode), tokens)) == left
+
+
+def test_images_stay_with_the_prompt_that_has_their_placeholders() -> None:
+    """The engine replaces the placeholders again, so the prompt stays as it was sent."""
+    image = Image(b"", "png", 28, 28, "0")
+    begun = Continuation(request(images=(image,), expanded_length=60))
+    assert begun.next_request().num_prompt == 60
+    begun.take(Step(ANSWER[:5]))
+    rest = begun.next_request()
+    assert begun.outcome is RecoveryOutcome.RESUMED
+    assert rest.prompt == (1, 2, 3, *ANSWER[:5])
+    assert (rest.images, rest.num_prompt) == ((image,), 65)
+    text = Continuation(request())
+    text.take(Step(ANSWER[:5]))
+    assert text.next_request().num_prompt == 8
