@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vllm.config import StructuredOutputsConfig, VllmConfig
+from vllm.config import ModelConfig, StructuredOutputsConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.model_executor.models import registry
 from vllm.platforms import current_platform
@@ -32,6 +32,14 @@ from eaglegate.engine.vllm_backend.class_names import SCHEDULER, WORKER
 from eaglegate.engine.vllm_backend.graphs import choose_depths, choose_sizes, declare_depths
 
 GIB = 1024**3
+PROCESSOR = "image_processor_type"
+QWEN_IMAGES = "Qwen2VLImageProcessor"
+"""Image processor of Qwen 2.5-VL, 3-VL and 3.5; its ``size`` counts pixels, not edges."""
+MIN_PIXELS = 56 * 56
+MAX_PIXELS = 2560 * 28 * 28
+"""Two million pixels, a full screen: 2,560 tokens of Qwen 2.5-VL. Larger images are reduced."""
+IMAGE_CACHE_GIB = 1
+"""Size of vLLM's cache of image features; the gateway and its engine process have one each."""
 HUB_S = 3.0
 """Seconds to wait for the hub's answer to a request for config.json."""
 TABLE = "num_speculative_tokens_per_batch_size"
@@ -73,10 +81,29 @@ def make_engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
     """Make vLLM's configuration. Raises ValueError for drafts with a recurrent target on a CPU."""
     config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
     model = config.model_config
+    limit_pixels(model)
     is_recurrent = model.is_hybrid or model.is_attention_free
     if is_recurrent and config.speculative_config is not None and current_platform.is_cpu():
         raise ValueError(RECURRENT_ON_CPU)
     return config
+
+
+def limit_pixels(model: ModelConfig) -> None:
+    """Limit the pixels of an image for processors of Qwen's kind, whose own limit is 12.8 million:
+    15,000 tokens and 70 MB of features. The user's own limit stays. Processors of other kinds have
+    an image of a fixed size, or tiles of a limited number.
+    """
+    settings = getattr(model, "hf_image_processor_config", None) or {}
+    if model.multimodal_config is None or QWEN_IMAGES not in str(settings.get(PROCESSOR)):
+        return
+    own = model.multimodal_config.mm_processor_kwargs or {}
+    if own.keys() & {"size", "min_pixels", "max_pixels", "images_kwargs"}:
+        return
+    size = settings.get("size") or {}
+    smallest = size.get("shortest_edge") or settings.get("min_pixels") or MIN_PIXELS
+    largest = size.get("longest_edge") or settings.get("max_pixels") or MAX_PIXELS
+    limited = {"shortest_edge": smallest, "longest_edge": min(largest, MAX_PIXELS)}
+    model.multimodal_config.mm_processor_kwargs = own | {"size": limited}
 
 
 def inspect_in_process() -> None:
@@ -202,7 +229,8 @@ def _make_arguments(
     threads: int | None = None,
     depth: str | None = AUTO,
 ) -> AsyncEngineArgs:
-    choices = {"worker_extension_cls": WORKER} | _add_scheduler(choices)
+    defaults = {"worker_extension_cls": WORKER, "mm_processor_cache_gb": IMAGE_CACHE_GIB}
+    choices = defaults | _add_scheduler(choices)
     if current_platform.is_cpu():
         choices = _add_cpu_defaults(choices, cpu_defaults, threads)
     elif "scheduler_cls" in choices:

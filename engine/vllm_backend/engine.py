@@ -24,6 +24,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from eaglegate.engine.base import (
+    CountsImages,
     DropsBlocks,
     Engine,
     SupportsDepth,
@@ -33,7 +34,13 @@ from eaglegate.engine.base import (
     SupportsPostMortem,
     SupportsUnclaimed,
 )
-from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
+from eaglegate.engine.errors import (
+    EngineDead,
+    EngineError,
+    EngineFailed,
+    EngineStartError,
+    RequestRejected,
+)
 from eaglegate.engine.logs import LineFormat, pass_line
 from eaglegate.engine.machine import count_oom_kills, is_stopped
 from eaglegate.engine.speculation.draft_versions import SwapsDrafts
@@ -64,7 +71,7 @@ from eaglegate.engine.vllm_backend.child_process import (
 )
 from eaglegate.engine.vllm_backend.class_names import SCHEDULER, WORKER
 from eaglegate.engine.vllm_backend.flight_record import FlightRecord
-from eaglegate.engine.vllm_backend.outputs import StepOutputProcessor, take_over
+from eaglegate.engine.vllm_backend.outputs import FeaturesMissing, StepOutputProcessor, take_over
 from eaglegate.engine.vllm_backend.refused_fields import allow_fields
 from eaglegate.engine.vllm_backend.start_failure import explain_failure, summarize_error
 from eaglegate.engine.vllm_backend.step_queue import StepQueue
@@ -78,9 +85,12 @@ from eaglegate.engine.vllm_backend.warm_up import (
 )
 from eaglegate.engine.vllm_contract import describe_untested
 from eaglegate.text.limited_child import name_exit
+from eaglegate.text.media.image import Image
 
 if TYPE_CHECKING:
     from vllm.v1.metrics.loggers import StatLoggerFactory
+
+    from eaglegate.engine.vllm_backend.images import ImageIntake
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +104,8 @@ ERRORED_POLL_S = 0.5
 OUTSIDE_SIGNALS = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
 UNPLANNED_REASON = "another scheduler or a table of depths decides, or ranks that must draft alike"
 
+
+NO_IMAGES = "This model reads text only, or was started without images."
 
 NO_ADAPTERS: Mapping[str, str] = {}
 
@@ -113,6 +125,7 @@ class VllmEngine(
     SwapsDrafts,
     ScoresAnswers,
     DropsBlocks,
+    CountsImages,
 ):
     """See ``eaglegate.engine.base.Engine``. ``progress`` receives one line per phase of ``start``.
 
@@ -151,6 +164,8 @@ class VllmEngine(
         self._llm: AsyncLLM | None = None
         self._outputs: StepOutputProcessor | None = None
         self._closed = False
+        self._images: ImageIntake | None = None
+        """None if the model reads no images."""
         self._flight: FlightRecord | None = None
         self._steered = False
         """True if the engine's scheduler is eaglegate's."""
@@ -176,6 +191,7 @@ class VllmEngine(
             info = describe_engine(llm.vllm_config)
             allow_fields(llm.input_processor)
             self._outputs = take_over(llm, choose_reader(info), self._stream_interval_s)
+            info = self._accept_images(llm, self._outputs, info)
             self._steered = await _is_steered(llm)
             if self._tracks_prefixes:
                 await self._steer("track_prefixes")
@@ -205,9 +221,20 @@ class VllmEngine(
         return info
 
     async def generate(self, request: EngineRequest, sink: StepSink) -> None:
+        try:
+            await self._generate(request, sink)
+        except FeaturesMissing:  # raised before the first step
+            await self._generate(request, sink)
+
+    async def _generate(self, request: EngineRequest, sink: StepSink) -> None:
         llm, outputs = self._require_running()
         adapter = self._adapters[request.adapter] if request.adapter else None
-        inbox = await outputs.open_request(llm, request, adapter)
+        if self._images is not None:
+            inbox = await self._images.open_request(request, adapter)
+        elif request.images:
+            raise RequestRejected(NO_IMAGES, "images")
+        else:
+            inbox = await outputs.open_request(llm, request, adapter)
         try:
             await inbox.deliver(sink)
         except EngineDead as error:
@@ -215,6 +242,26 @@ class VllmEngine(
             raise
         finally:
             await outputs.close_request(llm, inbox)
+
+    async def count_prompt(self, prompt: Sequence[int], images: Sequence[Image]) -> int:
+        """See ``eaglegate.engine.base.CountsImages``."""
+        self._require_running()
+        if self._images is None:
+            raise RequestRejected(NO_IMAGES, "images")
+        return await self._images.count(prompt, images)
+
+    def _accept_images(
+        self, llm: AsyncLLM, outputs: StepOutputProcessor, info: EngineInfo
+    ) -> EngineInfo:
+        """Accept prompts with images if the model reads them."""
+        if not llm.vllm_config.model_config.supports_multimodal_inputs:
+            return info
+        from eaglegate.engine.vllm_backend.images import ImageIntake, read_image_input
+
+        image_input = read_image_input(llm)
+        if image_input is not None:
+            self._images = ImageIntake(llm, outputs, image_input)
+        return replace(info, image_input=image_input)
 
     def _has_run(self, inbox: StepQueue) -> bool | None:
         """Return True if the request was in the scheduler's last batch. Other requests cannot have

@@ -43,6 +43,12 @@ from eaglegate.engine.vllm_backend.translate import ABORTED, AccountReader
 from eaglegate.engine.vllm_fields import ABORT, FINISH
 from eaglegate.text.events import FinishReason
 
+
+class FeaturesMissing(EngineFailed):
+    """The engine does not have the features of an image. vLLM has noted which, so the same request
+    can be rendered and sent again."""
+
+
 NOTHING_TO_DO = OutputProcessorOutput([], [])
 
 
@@ -140,9 +146,15 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
         self, llm: AsyncLLM, request: EngineRequest, adapter: LoRARequest | None
     ) -> StepQueue:
         """Return the queue of the request's steps. Raises EngineError if vLLM refuses it."""
+        return await self.send(llm, request, adapter, translate.make_prompt(request))
+
+    async def send(
+        self, llm: AsyncLLM, request: EngineRequest, adapter: LoRARequest | None, prompt: Any
+    ) -> StepQueue:
+        """Send a request with vLLM's form of its prompt, and return the queue of its steps."""
         try:
             queue = await llm.add_request(
-                prompt=translate.make_prompt(request),
+                prompt=prompt,
                 params=translate.make_sampling_params(request),
                 **translate.make_options(request, adapter),
             )
@@ -185,7 +197,8 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
         )
         reason = str(output.finish_reason) if output.finish_reason is not None else ""
         if reason == "error":
-            state.queue.fail(EngineFailed("The engine failed on this request."))
+            failure = FeaturesMissing if output.mm_cache_miss_hashes else EngineFailed
+            state.queue.fail(failure("The engine failed on this request."))
             self._count_unclaimed(*decode)
             return
         if reason == ABORT:

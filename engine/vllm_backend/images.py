@@ -1,0 +1,209 @@
+"""Prompts with images, on their way into vLLM.
+
+vLLM's renderer replaces each placeholder of a prompt by the tokens of its image and makes the
+image's features. Its front end keeps the hash of the features that it has sent, and the engine
+process keeps the features. The next prompt with the same image is sent without them, whoever sends
+it. If features were made but never sent, the engine does not have them, and that prompt fails. So a
+prompt that was rendered is always sent, also when its client has left; if vLLM refuses it, the
+hashes are forgotten; and a prompt that fails for missing features is rendered and sent once more.
+
+vLLM never sees a client's own name for an image, because it would serve the first image of that
+name; nor a URL, because it would fetch it.
+
+Only engines of models that read images import this module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from io import BytesIO
+from typing import Any, TypeVar
+
+import PIL.Image
+from vllm.config import ModelConfig
+from vllm.exceptions import VLLMClientError
+from vllm.inputs import TokensPrompt
+from vllm.lora.request import LoRARequest
+from vllm.multimodal.media.image import ImageMediaIO
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed, RequestRejected
+from eaglegate.engine.types import EngineRequest, ImageInput
+from eaglegate.engine.vllm_backend import translate
+from eaglegate.engine.vllm_backend.outputs import StepOutputProcessor
+from eaglegate.engine.vllm_backend.step_queue import StepQueue
+from eaglegate.text.media.image import Image
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+MODALITY = "image"
+PLACEHOLDER_NAMES = ("image_token_id", "image_token_index", "media_placeholder_token_id")
+"""Fields of a model's configuration that name the token which stands for an image."""
+MAX_REASON = 200
+"""Most characters of an image processor's reason that a client is told."""
+
+
+class ImageIntake:
+    """Takes prompts with images into one engine."""
+
+    def __init__(
+        self, llm: AsyncLLM, outputs: StepOutputProcessor, image_input: ImageInput
+    ) -> None:
+        self._llm = llm
+        self._outputs = outputs
+        self._image_input = image_input
+        self._tasks: set[asyncio.Task[Any]] = set()
+        """Tasks that a client's leaving does not end; asyncio itself would forget them."""
+
+    async def count(self, prompt: Sequence[int], images: Sequence[Image]) -> int:
+        """Return the number of a prompt's tokens with those of its images.
+
+        The features go into a cache of their own, because the engine does not get them. Raises
+        EngineError.
+        """
+        self._check(prompt, images)
+        rendered = await self._render(prompt, images, None, counts_only=True)
+        return len(rendered["prompt_token_ids"])
+
+    async def open_request(self, request: EngineRequest, adapter: LoRARequest | None) -> StepQueue:
+        """Render and send a request, and return the queue of its steps. Raises EngineError."""
+        self._check(request.prompt, request.images)
+        if not request.images:
+            return await self._outputs.open_request(self._llm, request, adapter)
+        if request.sampling.prompt_logprobs is not None:
+            raise RequestRejected(
+                "Log probabilities of a prompt with images cannot be given.", "prompt_logprobs"
+            )
+        task = self._keep(self._send(request, adapter))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(self._abandon)
+            raise
+
+    def _abandon(self, task: asyncio.Task[StepQueue]) -> None:
+        """End a request whose client left before it was sent."""
+        if task.cancelled() or task.exception() is not None:
+            return
+        self._keep(self._outputs.close_request(self._llm, task.result()))
+
+    def _keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _send(self, request: EngineRequest, adapter: LoRARequest | None) -> StepQueue:
+        rendered = await self._render(request.prompt, request.images, request.cache_salt)
+        try:
+            return await self._outputs.send(self._llm, request, adapter, rendered)
+        except EngineDead:
+            raise
+        except BaseException:
+            self._forget(rendered)
+            raise
+
+    def _forget(self, rendered: dict[str, Any]) -> None:
+        """Forget the hashes of features that were not sent."""
+        cache = self._llm.renderer.mm_processor_cache
+        if cache is not None:
+            for name in rendered["mm_hashes"].get(MODALITY, ()):
+                cache.invalidate(name)
+
+    def _check(self, prompt: Sequence[int], images: Sequence[Image]) -> None:
+        """Check that there is one placeholder per image, and not too many images.
+
+        vLLM takes a placeholder without an image for a word, and fails for lack of one.
+        """
+        limit = self._image_input.max_images
+        if len(images) > limit:
+            raise RequestRejected(
+                f"A prompt may have at most {limit} images; this one has {len(images)}.", "images"
+            )
+        placeholder = self._image_input.placeholder
+        count = prompt.count(placeholder)
+        if count != len(images):
+            raise RequestRejected(
+                f"Token {placeholder} stands for an image: a prompt with {len(images)} images must "
+                f"have it {len(images)} times; this one has it {count} times.",
+                "prompt",
+            )
+
+    async def _render(
+        self,
+        prompt: Sequence[int],
+        images: Sequence[Image],
+        cache_salt: str | None,
+        *,
+        counts_only: bool = False,
+    ) -> dict[str, Any]:
+        """Return vLLM's input for the engine: expanded ids, features, hashes and their places."""
+        pictures = await asyncio.to_thread(decode_images, images)
+        tokens = TokensPrompt(prompt_token_ids=list(prompt), multi_modal_data={MODALITY: pictures})
+        if cache_salt:
+            tokens["cache_salt"] = cache_salt
+        try:
+            (rendered,) = await self._llm.renderer.render_cmpl_async(
+                [tokens], skip_mm_cache=counts_only
+            )
+        except Exception as error:
+            raise convert_image_error(error) from error
+        return dict(rendered)
+
+
+def decode_images(images: Sequence[Image]) -> list[Any]:
+    """Decode images as vLLM does: upright, in RGB, on white. Raises RequestRejected.
+
+    They were decoded once before, in a process with limits. An image is not decoded if it is not of
+    the size that it had there.
+    """
+    reader = ImageMediaIO()
+    pictures = []
+    for index, image in enumerate(images):
+        try:
+            with PIL.Image.open(BytesIO(image.data), formats=[image.format.upper()]) as header:
+                if header.size != (image.width, image.height):
+                    raise ValueError("its size is not the one it was checked with")
+            pictures.append(reader.load_bytes(image.data))
+        except (OSError, ValueError, SyntaxError) as error:
+            raise RequestRejected(f"Image {index} cannot be read: {_shorten(error)}.") from error
+    return pictures
+
+
+def convert_image_error(error: Exception) -> EngineError:
+    """Convert an error of vLLM's renderer, which names its reason in the cause, if anywhere."""
+    cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+    if isinstance(error, VLLMClientError) or isinstance(cause, VLLMClientError):
+        return translate.convert_error(cause if isinstance(cause, VLLMClientError) else error)
+    if isinstance(cause, ValueError):
+        return RequestRejected(f"The model cannot take these images: {_shorten(cause)}.")
+    log.warning("images could not be processed (%s)", type(cause).__name__)
+    return EngineFailed(f"The images could not be processed ({type(cause).__name__}).")
+
+
+def _shorten(error: Exception) -> str:
+    """Return the first line of an error's message, without a stop."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:MAX_REASON].rstrip(".")
+
+
+def read_image_input(llm: AsyncLLM) -> ImageInput | None:
+    """Read how a model with other inputs than text takes images; None if it does not."""
+    model = llm.vllm_config.model_config
+    limit = llm.renderer.get_mm_processor().info.allowed_mm_limits.get(MODALITY, 0)
+    placeholder = find_placeholder(model)
+    if not limit:
+        return None
+    if placeholder is None:
+        log.warning("images are refused: no token of this model's configuration stands for one")
+        return None
+    return ImageInput(placeholder, limit)
+
+
+def find_placeholder(model: ModelConfig) -> int | None:
+    """Return the id of the token that stands for one image; None if the model names none."""
+    ids = (getattr(model.hf_config, name, None) for name in PLACEHOLDER_NAMES)
+    return next((token_id for token_id in ids if isinstance(token_id, int)), None)
