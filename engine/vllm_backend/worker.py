@@ -16,6 +16,9 @@ Where Triton works, vLLM uses its second model runner: ``second_runner.py``.
 * On a CPU, adapters do not affect requests without one. vLLM gives their tokens the index -1, which
   its CPU kernels take for the last adapter, so requests of the model itself got its text.
 * The logits of an audited answer are scored in the worker (``audit_worker.py``).
+* After an image, whose tokens share rotary positions, the draft writes the KV of its later tokens
+  into the slots of those tokens. vLLM takes a rotary position for the slot (its issue 54498), so
+  that they overwrote the draft's KV of the prompt, also in blocks that requests share.
 * ``min_p``, ``logit_bias``, ``min_tokens`` and ``thinking_token_budget`` affect every row of a step
   as they affect a single request without a draft (``steering.py``).
 """
@@ -79,6 +82,29 @@ def propose(
         return original(drafter, *args, **kwargs)
     requests = kwargs["common_attn_metadata"].batch_size()
     return torch.empty(requests, 0, device=drafter.device, dtype=torch.int64)
+
+
+def update_positions(
+    original: Callable[..., Any],
+    drafter: SpecDecodeBaseProposer,
+    positions: torch.Tensor,
+    metadata: Any,
+    batch_size: int,
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """Find the slots of the next draft tokens by their indices, and continue their rotary
+    positions."""
+    if not drafter.vllm_config.model_config.uses_mrope:
+        return original(drafter, positions, metadata, batch_size, *args, **kwargs)
+    limit = drafter.max_model_len - 1
+    next_positions = ((positions[0] if drafter.uses_mrope else positions) + 1).clamp(max=limit)
+    indices = (metadata.seq_lens[:batch_size] - 1).to(positions.dtype)
+    if drafter.uses_mrope:
+        indices = indices.expand(len(positions), -1)
+    updated = original(drafter, indices, metadata, batch_size, *args, **kwargs)
+    updated[...] = next_positions
+    return updated
 
 
 def load_model(
@@ -182,6 +208,7 @@ for method, stage in STAGES.items():
 _wrap(GPUModelRunner, "propose_draft_token_ids", propose_draft_token_ids)
 _wrap(SpecDecodeBaseProposer, "propose", propose)
 _wrap(SpecDecodeBaseProposer, "load_model", load_model)
+_wrap(SpecDecodeBaseProposer, "_update_positions_dependent_metadata", update_positions)
 _wrap(GPUModelRunner, "_sample", sample)
 _wrap(GPUModelRunner, "_bookkeeping_sync", bookkeeping_sync)
 _wrap(TopKTopPSampler, "__call__", seeded_rows.draw)
