@@ -85,10 +85,18 @@ PARTS: dict[Area, dict[str, str]] = {
             AsyncLLM.abort(+ request_id internal)
             AsyncLLM: output_handler output_processor renderer
         """,
-        "renderers/base.py": "BaseRenderer.get_eos_token_id(self)",
+        "renderers/base.py": """
+            BaseRenderer.get_eos_token_id(self)
+            BaseRenderer.get_mm_processor(self)
+            BaseRenderer.mm_processor_cache(self)
+            BaseRenderer.render_cmpl_async(+ prompts skip_mm_cache)
+        """,
+        "multimodal/cache/base.py": "BaseMultiModalProcessorCache.invalidate(self mm_hash)",
+        "multimodal/media/image.py": "ImageMediaIO.load_bytes(self data)",
+        "multimodal/processing/context.py": "BaseProcessingInfo.allowed_mm_limits(self)",
         "v1/engine/__init__.py": """
             EngineCoreOutput: request_id new_token_ids new_logprobs new_prompt_logprobs_tensors
-                finish_reason events prefill_stats spec_decode_metrics
+                finish_reason events prefill_stats spec_decode_metrics mm_cache_miss_hashes
         """,
     },
     Area.INTAKE: {
@@ -148,7 +156,7 @@ PARTS: dict[Area, dict[str, str]] = {
         """,
         "v1/core/sched/output.py": """
             SchedulerOutput: num_scheduled_tokens num_spec_tokens_to_schedule
-                scheduled_spec_decode_tokens
+                scheduled_encoder_inputs scheduled_spec_decode_tokens
         """,
         "v1/core/kv_cache_manager.py": """
             KVCacheManager: coordinator block_pool
@@ -166,8 +174,8 @@ PARTS: dict[Area, dict[str, str]] = {
         """,
         "v1/request.py": """
             Request: all_token_ids block_hashes is_prefill_chunk max_tokens num_computed_tokens
-                num_output_tokens num_prompt_tokens num_tokens request_id sampling_params
-                spec_token_ids
+                mm_features num_output_tokens num_prompt_tokens num_tokens request_id
+                sampling_params spec_token_ids
         """,
         "v1/outputs.py": """
             DraftTokenIds: req_ids draft_token_ids
@@ -233,6 +241,9 @@ PARTS: dict[Area, dict[str, str]] = {
         "v1/spec_decode/llm_base_proposer.py": """
             SpecDecodeBaseProposer.propose(+ common_attn_metadata)
             SpecDecodeBaseProposer.load_model(+ target_model)
+            SpecDecodeBaseProposer._update_positions_dependent_metadata(self positions
+                common_attn_metadata batch_size input_batch_size block_size)
+            SpecDecodeBaseProposer: uses_mrope max_model_len vllm_config
         """,
         "v1/sample/rejection_sampler.py": """
             RejectionSampler.apply_logits_processors(self logits sampling_metadata metadata)

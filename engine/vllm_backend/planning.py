@@ -366,7 +366,9 @@ class StepPlanning:
         step = StepContent.read(output)
         depth = self._get_depth_in_interval(output, step)
         # Acceptance is learnt from every step; a time only where its content is certain.
-        if last_update is None or depth is None or not step.batch:
+        # A step that also encodes images takes longer, by a time that no later step has.
+        has_encoded = bool(output.scheduled_encoder_inputs)
+        if last_update is None or depth is None or not step.batch or has_encoded:
             return
         seconds = now - last_update
         if (shared_step := getattr(output, SHARED, None)) is not None:
@@ -431,6 +433,7 @@ class StepPlanning:
             *state,
             request.num_prompt_tokens,
             _get_temperature(request),
+            has_images=bool(request.mm_features),
         )
         begin(name, traffic, str(extra.get(TENANT, "")))
 
@@ -481,19 +484,27 @@ class ReasoningTracker:
 
 
 def name_slice(
-    workload: str, reasoning: bool, holes: bool, prompt_tokens: int, temperature: float = 1.0
+    workload: str,
+    reasoning: bool,
+    holes: bool,
+    prompt_tokens: int,
+    temperature: float = 1.0,
+    *,
+    has_images: bool = False,
 ) -> str:
-    """Return the slice's name: workload, phase, context bucket, temperature and holes.
+    """Return the slice's name: workload, phase, context bucket, temperature, images and holes.
 
     ``agent/answer/4k`` has a prompt of fewer than 4,096 tokens and a sampling temperature of at
     most one. ``agent/answer/4k/greedy`` does not sample, and ``agent/answer/4k/hot`` samples at a
-    higher temperature. ``agent/answer/4k/holes`` has answer tokens that the draft model has not
+    higher temperature. ``agent/answer/4k/images`` has images in its prompt, which most drafts have
+    not seen. ``agent/answer/4k/holes`` has answer tokens that the draft model has not
     seen.
     """
     bucket = 1 << (prompt_tokens // 1024).bit_length()
     phase = "reasoning" if reasoning else "answer"
     sampling = "/greedy" if temperature <= 0 else "/hot" if temperature > 1 else ""
-    return f"{workload}/{phase}/{bucket}k{sampling}{'/holes' if holes else ''}"
+    images = "/images" if has_images else ""
+    return f"{workload}/{phase}/{bucket}k{sampling}{images}{'/holes' if holes else ''}"
 
 
 def _get_extra(request: Request) -> dict[str, Any]:

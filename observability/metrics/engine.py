@@ -3,6 +3,7 @@ process."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,10 @@ from eaglegate.observability.facts import (
 )
 from eaglegate.observability.labels import OTHER
 from eaglegate.observability.metrics.base import MetricGroup, Samples
+
+SLICE = re.compile(r"(.*)/(answer|reasoning)/(\d+k.*)", re.DOTALL)
+"""Name of a planner's slice: a workload, which may have slashes, a phase, and what its prompts and
+their sampling have in common (``vllm_backend/planning.py``)."""
 
 
 class EngineState(MetricGroup):
@@ -298,7 +303,10 @@ class PlannedDepths(MetricGroup):
     def _requests(self) -> Samples:
         counts: Counter[tuple[str, ...]] = Counter()
         for row in self.scope.planner().get("slices", ()):
-            workload, phase, context = row["traffic"].rsplit("/", 2)
+            names = SLICE.fullmatch(row["traffic"])
+            if names is None:
+                continue
+            workload, phase, context = names.groups()
             for depth, requests in enumerate(row["requests_by_depth"]):
                 counts[workload, phase, context, str(depth)] += requests
         yield from counts.items()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from vllm.v1.core.sched.output import SchedulerOutput
 
 from eaglegate.engine.speculation.planner import DepthPlan
 from eaglegate.engine.speculation.step_cost import ObservedStep
@@ -119,6 +120,7 @@ def test_a_slice_is_named_by_workload_phase_context_temperature_and_holes() -> N
     assert name_slice("chat", False, True, 5000) == "chat/answer/8k/holes"
     assert name_slice("chat", False, False, 1, 0.0) == "chat/answer/1k/greedy"
     assert name_slice("chat", False, True, 1, 1.2) == "chat/answer/1k/hot/holes"
+    assert name_slice("chat", False, True, 1, has_images=True) == "chat/answer/1k/images/holes"
 
 
 def test_step_costs_go_to_another_engine_and_acceptance_does_not() -> None:
@@ -249,3 +251,27 @@ def test_a_request_that_teaches_nothing_keeps_its_depth_and_leaves_no_trace(
     for name in ("trial", "trial 2"):
         assert max(step.drafted for step in pretence.steps[name]) == MOST
     assert max(step.drafted for step in pretence.steps["other"]) == 1
+
+
+def test_the_time_of_a_step_that_encodes_images_is_not_learnt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its acceptance is."""
+    pretence = Pretence()
+    watching = watch(pretence)
+    pretence.add("a")
+    pretence.step()
+    pretence.step()
+    seen = len(watching.seen)
+    observe = pretence.scheduler.planning.observe
+
+    def encode(output: SchedulerOutput, counts: Mapping[str, tuple[int, int]]) -> None:
+        output.scheduled_encoder_inputs = {"a": [0]}
+        observe(output, counts)
+
+    monkeypatch.setattr(pretence.scheduler.planning, "observe", encode)
+    pretence.step()
+    assert len(watching.seen) == seen
+    monkeypatch.undo()
+    pretence.step()
+    assert len(watching.seen) == seen + 1
