@@ -65,7 +65,7 @@ class ScoringRules:
         s = request.sampling
         greedy = s.temperature < GREEDY_BELOW
         return cls(
-            prompt_tokens=len(request.prompt),
+            prompt_tokens=request.num_prompt,
             last=last_token,
             tie=find_tie(dtype),
             temperature=0.0 if greedy else max(s.temperature, LEAST_TEMPERATURE),
@@ -163,19 +163,24 @@ def split_audit(
 
     The engine reads the prompt and the answer without its last token as a prompt, at most
     ``max_tokens`` tokens at a time. None reads all at once, for engines without a prefix cache.
-    Each piece generates one token, which is ignored. The pieces have their own cache salt, so that
+    A prompt with images is read at once, because each piece must have all of them. Each piece
+    generates one token, which is ignored. The pieces have their own cache salt, so that
     they find only each other's blocks, because a fault in cached blocks must not reach the audit.
     """
     name = uuid.uuid4().hex
     tokens = (*request.prompt, *answer[:-1])
     prompt_end = len(request.prompt) - 1
-    count = 1 if max_tokens is None else -(-len(tokens) // max_tokens)
+    first = len(request.prompt) if request.images else 0
+    count = 1 if max_tokens is None else max(1, -(-(len(tokens) - first) // max_tokens))
     begin = 0
     for number in range(1, count + 1):
-        end = len(tokens) * number // count
+        end = first + (len(tokens) - first) * number // count
         start, stop = max(0, begin - prompt_end), max(0, end - prompt_end)
         key = f"{name}-{number}" if stop else ""
         audit = _make_request(request, tokens[:end], name, number)
+        if request.images:
+            length = request.num_prompt - len(request.prompt) + end
+            audit = replace(audit, images=request.images, expanded_length=length)
         if key:
             rules = ScoringRules.of(request, answer[stop - 1], dtype, start)
             audit = replace(audit, scoring={"key": key, **rules.to_fields()})

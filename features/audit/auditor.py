@@ -52,6 +52,7 @@ from eaglegate.features.audit.records import (
     FinishedAnswer,
 )
 from eaglegate.text.events import FinishReason
+from eaglegate.text.media.image import Image
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,8 @@ requests."""
 POLL_S = 0.05
 QUEUE = 32
 """Most answers that wait for their audit."""
+MOST_IMAGE_BYTES = 64 << 20
+"""Most bytes of the images of all answers that wait for their audit."""
 MOST_TOKENS = 32_768
 """Most tokens, prompt included, of an audited answer."""
 RECENT = 50
@@ -153,13 +156,19 @@ class Auditor:
             return
         if answer.request.sampling.thinking_token_budget is not None:
             self._drop("rules")
-        elif len(answer.request.prompt) + len(answer.token_ids) > MOST_TOKENS:
+        elif answer.request.num_prompt + len(answer.token_ids) > MOST_TOKENS:
             self._drop("length")
+        elif answer.request.images and not self._has_room_for(answer.request.images):
+            self._drop("images")
         elif len(self._waiting) >= QUEUE:
             self._drop("queue")
         else:
             self._waiting.append(answer)
             self._arrived.set()
+
+    def _has_room_for(self, images: Sequence[Image]) -> bool:
+        waiting = [image for answer in self._waiting for image in answer.request.images]
+        return sum(len(image.data) for image in (*waiting, *images)) <= MOST_IMAGE_BYTES
 
     def change_draft(self, version: DraftVersion, _: DraftSwap | None = None) -> None:
         """Release the workloads of the previous draft, and hold those that this draft has lost."""

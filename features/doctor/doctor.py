@@ -167,16 +167,17 @@ class Doctor:
         return self._runner.pace
 
     def observe(self, request: EngineRequest, steps: Sequence[DecodeStep]) -> None:
-        """Add the decode steps of a finished answer."""
+        """Add the decode steps of a finished answer. Answers to images are left out, because the
+        acceptance after one depends on it and not on the prefix."""
         counts = PositionCounts.of(steps)
-        if not counts.reached:
+        if not counts.reached or request.images:
             return
         name = name_prefix(request)
         prefix = self._prefixes.setdefault(name, Prefix(request.tenant))
         self._prefixes.move_to_end(name)
         if len(self._prefixes) > PREFIXES:
             self._forget_prefix()
-        if len(request.prompt) <= MOST_PROMPT:
+        if request.num_prompt <= MOST_PROMPT:
             prefix.keep(request)
             self._all.keep(request)
         self._compare(name, prefix, counts)

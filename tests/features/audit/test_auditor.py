@@ -36,6 +36,7 @@ from eaglegate.features.audit.records import (
     write_nothing,
 )
 from eaglegate.text.events import FinishReason
+from eaglegate.text.media.image import Image
 
 DRAFT = DraftVersion("abc", "/drafts/abc", "/drafts/abc")
 CLEAN = AnswerScores((0.0, 0.0, 0.0))
@@ -654,6 +655,22 @@ def test_the_pieces_of_an_audit_score_every_token_once(prompt: int, answer: int,
     assert len({piece.request.cache_salt for piece in pieces} - {"tenant"}) == 1
     (whole,) = split_audit(request, tokens, "float32", None)
     assert len(whole.request.prompt) == read
+
+
+def test_every_piece_of_an_audit_has_all_images() -> None:
+    """The engine places the answer by the length of the prompt with the images' tokens."""
+    image = Image(b"", "png", 28, 28, "0")
+    request = EngineRequest(
+        "a", tuple(range(20)), Sampling(9), images=(image, image), expanded_length=150
+    )
+    tokens = tuple(range(100, 110))
+    pieces = [*split_audit(request, tokens, "float32", 4)]
+    assert [len(piece.request.prompt) for piece in pieces] == [23, 26, 29]
+    assert [piece.request.num_prompt for piece in pieces] == [153, 156, 159]
+    for piece in pieces:
+        assert piece.request.images == request.images
+        assert piece.request.scoring is not None
+        assert piece.request.scoring["prompt_tokens"] == 150
 
 
 def test_scores_of_parts_are_joined() -> None:
