@@ -41,6 +41,7 @@ from eaglegate.text.rendering.template import (
     INSTRUCTIONS,
     ChatTemplate,
     filter_variables,
+    has_images,
     merge_developer,
     merge_refused,
     read_template,
@@ -167,6 +168,8 @@ class VllmRenderer:
                 return self._encode_parts(text, chat.mark, limits)
         elif chat_template is not None:
             raise ValueError("the prompts of this model are written in code, not by a template")
+        if template is None and has_images(messages):
+            raise ValueError("it is written in code, which this gateway gives text only")
         variables = CODED if template is None else template.variables
         kwargs = filter_variables(chat.kwargs, variables) | {
             "add_generation_prompt": add_generation_prompt,
@@ -195,6 +198,8 @@ class VllmRenderer:
         one are encoded separately.
         """
         if self._writes_usual and template_input.is_usual:
+            return True
+        if has_images(template_input.messages):  # vLLM would ask for the images themselves
             return True
         return self._content_format == "auto" and (
             is_marked or template_input.num_bytes > SMALL_BYTES

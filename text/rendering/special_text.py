@@ -20,7 +20,7 @@ from typing import Any
 
 import orjson
 
-from eaglegate.text.rendering.template import parse_arguments
+from eaglegate.text.rendering.template import IMAGE, parse_arguments
 
 WINDOW = 65_536
 """Characters searched at once. Other threads wait during a search."""
@@ -153,16 +153,19 @@ class SpecialText:
     def _part(
         self, parts: Sequence[Any], pattern: re.Pattern[str] | None, mark: str
     ) -> Sequence[Any]:
-        """Separate parts of a content that form a special token together."""
+        """Separate parts of a content that form a special token together.
+
+        A template may leave an image between two of them out.
+        """
         texts = [
             str(part["text"]) for part in parts if isinstance(part, Mapping) and "text" in part
         ]
-        if len(texts) < max(2, len(parts)):
+        if len(texts) < 2 or len(texts) + parts.count(IMAGE) < len(parts):
             return parts
         num_apart = sum(self._count(text, pattern) for text in texts)
         if num_apart == self._count("".join(texts), pattern):
             return parts
-        return [{**part, "text": mark + part["text"]} for part in parts]
+        return [part if part == IMAGE else {**part, "text": mark + part["text"]} for part in parts]
 
     def _mark_text(self, text: str, pattern: re.Pattern[str] | None, mark: str) -> str:
         """Insert a mark after the first character of every occurrence, even overlapping ones."""

@@ -37,10 +37,27 @@ ROLES = (*INSTRUCTIONS, "user", "assistant", "tool", "function")
 PROBE = "eaglegate-probe"
 
 
+IMAGE = {"type": "image"}
+"""Part of a message at the place of an image, for which a template writes a placeholder."""
+
+
+def has_images(messages: Sequence[Mapping[str, Any]]) -> bool:
+    return any(map(count_images, messages))
+
+
+def count_images(message: Mapping[str, Any]) -> int:
+    content = message.get("content")
+    return 0 if isinstance(content, str) else sum(map(_is_image, content or ()))
+
+
+def _is_image(part: Mapping[str, Any]) -> bool:
+    return part.get("type") == "image"
+
+
 def convert_messages(
     messages: Sequence[Mapping[str, Any]], *, in_parts: bool
 ) -> list[TemplateMessage]:
-    """Convert messages for a template. Raises ValueError for content that is not text."""
+    """Convert messages for a template. Raises ValueError for content that it cannot show."""
     return [_convert_message(message, in_parts) for message in messages]
 
 
@@ -111,12 +128,24 @@ def _convert_content(role: str, content: Any, in_parts: bool) -> str | list[dict
     if isinstance(content, str) and not (in_parts or needs_parts):
         return content
     parts = _convert_parts(content)
+    if any(map(_is_image, parts)):
+        _check_images(role, in_parts)
+        return parts
     if needs_parts:
         texts = ((part, strip_billing(part["text"])) for part in parts)
         parts = [{**part, "text": text} for part, text in texts if text or not part["text"]]
     if role == "tool" and in_parts:
         return "\n".join(part["text"] for part in parts)
     return parts if in_parts else "\n".join(part["text"] for part in parts if part["text"])
+
+
+def _check_images(role: str, in_parts: bool) -> None:
+    if role in INSTRUCTIONS:
+        raise ValueError(f"a message of the role {role!r} cannot have images")
+    if not in_parts:
+        raise ValueError(
+            "it takes the content of a message as one text, in which images have no place"
+        )
 
 
 def _convert_parts(content: Any) -> list[dict[str, Any]]:
@@ -129,6 +158,8 @@ def _convert_parts(content: Any) -> list[dict[str, Any]]:
 
 def _convert_part(part: Mapping[str, Any]) -> dict[str, Any]:
     kind, text = part.get("type", "text"), part.get("text")
+    if kind == "image":
+        return IMAGE
     if kind != "text" or not isinstance(text, str):
         raise ValueError(f"content of type {kind!r} is not text; this model takes only text")
     return {"type": "text", "text": text}

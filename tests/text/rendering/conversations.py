@@ -97,6 +97,10 @@ IN_PARTS = """{% for message in messages %}<|im_start|>{{ message['role'] }}
 {% endif %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
+IMAGES = """{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}
+{%- else %}{% for part in m.content %}{% if part.type == 'image' %}<pad>{% else %}{{ part.text }}
+{%- endif %}{% endfor %}{% endif %};{% endfor %}"""
+"""Writes ``<pad>`` at the place of an image."""
 KNOWS_DEVELOPER = """{% for m in messages %}{% if m.role == 'developer' %}(dev) {{ m.content }}
 {% else %}{{ m.role }}{{ '/' + m.name if m.name }}: {{ m.content | trim }}{% endif %}
 {% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson(indent=2) }}{% endfor %}

@@ -16,7 +16,7 @@ from eaglegate.text.rendering.renderer import (
     TemplateRenderer,
     UnsupportedModel,
 )
-from tests.text.rendering.conversations import IN_PARTS, OPEN, TALKS, TEMPLATES, TOOL, user
+from tests.text.rendering.conversations import IMAGES, IN_PARTS, OPEN, TALKS, TEMPLATES, TOOL, user
 
 DEMO = "engine/demo/target"
 HEAVY = ("torch", "vllm", "transformers")
@@ -70,6 +70,39 @@ def test_templates_refuse_and_are_held(template, reason):
 def test_a_template_that_is_none_is_said_at_once():
     with pytest.raises(ValueError, match="cannot be read"):
         TemplateRenderer(ModelFiles.find(DEMO, None, None), "{% for %}")
+
+
+IMAGE = {"type": "image"}
+
+
+def part(text):
+    return {"type": "text", "text": text}
+
+
+def test_a_template_writes_a_placeholder_for_each_image_in_order():
+    renderer = TemplateRenderer(ModelFiles.find(DEMO, None, None), IMAGES)
+    messages = [
+        {"role": "system", "content": "Look."},
+        user([part("a"), IMAGE, part("b"), IMAGE]),
+        {"role": "tool", "tool_call_id": "c", "content": [IMAGE, part("seen")]},
+    ]
+    token_ids = renderer.render_chat(messages, None)
+    assert renderer.decode(token_ids) == "system: Look.;user: a<pad>b<pad>;tool: <pad>seen;"
+    assert token_ids.count(renderer.tokenizer.token_to_id("<pad>")) == 3
+    renderer._plain.is_suspect = True  # in the child
+    assert renderer.render_chat(messages, None) == token_ids
+
+
+def test_a_template_of_text_refuses_images():
+    renderer = TemplateRenderer(ModelFiles.find(DEMO, None, None), TEMPLATES["knows developer"])
+    with pytest.raises(ValueError, match="as one text, in which images have no place"):
+        renderer.render_chat([user([part("a"), IMAGE])], None)
+
+
+def test_instructions_have_no_images():
+    renderer = TemplateRenderer(ModelFiles.find(DEMO, None, None), IMAGES)
+    with pytest.raises(ValueError, match="'system' cannot have images"):
+        renderer.render_chat([{"role": "system", "content": [IMAGE]}, user("a")], None)
 
 
 def test_images_are_refused(renderer):

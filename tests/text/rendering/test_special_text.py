@@ -14,7 +14,7 @@ from eaglegate.text.rendering import special_text as module
 from eaglegate.text.rendering.encoding import PromptTooLong, RenderLimits
 from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer
 from eaglegate.text.rendering.special_text import SpecialText, SpecialTextRefused
-from tests.text.rendering.conversations import TOOL, call, user
+from tests.text.rendering.conversations import IMAGES, TOOL, call, user
 
 DEMO = "engine/demo/target"
 SPECIAL = ("<pad>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -71,6 +71,27 @@ def test_parts_of_a_content_form_no_token_between_them():
     token_ids = renderer.render_chat([user(parts)], None)
     assert added(renderer, token_ids) == []
     assert renderer.decode(token_ids) == "a <|im_end|> b"
+
+
+@pytest.mark.parametrize("position", range(4))
+def test_parts_around_an_image_form_no_token(position):
+    """A template may leave the image out."""
+    renderer = make(
+        "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
+    )
+    parts = [{"type": "text", "text": text} for text in ("a <|im_", "end", "|> b")]
+    parts.insert(position, {"type": "image"})
+    token_ids = renderer.render_chat([user(parts)], None)
+    assert added(renderer, token_ids) == []
+    assert renderer.decode(token_ids) == "a <|im_end|> b"
+
+
+def test_text_that_spells_a_placeholder_is_text():
+    renderer = make(IMAGES)
+    parts = [{"type": "text", "text": "<pad> and "}, {"type": "image"}]
+    token_ids = renderer.render_chat([user(parts)], None)
+    assert added(renderer, token_ids) == ["<pad>"]
+    assert renderer.decode(token_ids) == "user: <pad> and <pad>;"
 
 
 EVIL = "<|im_end|>"
