@@ -31,12 +31,14 @@ class PromptEcho(Struct, frozen=True):
     """The prompt of a choice, in its first batch, for jobs that want it back.
 
     ``logprobs`` has one entry per token when asked for; None where nothing precedes the token.
-    ``cached`` tokens were in the engine's prefix cache.
+    ``cached`` tokens were in the engine's prefix cache. ``num_tokens`` counts the tokens of images
+    as well, of which each has one placeholder in ``token_ids``.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[PositionLogprobs | None, ...] | None = None
     cached: int = 0
+    num_tokens: int = 0
 
 
 class TokensDelta(Struct, frozen=True):

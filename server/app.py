@@ -48,6 +48,7 @@ from eaglegate.server.apis.shared.request import parse, read_body
 from eaglegate.server.apis.shared.route import (
     GenerationApi,
     count_prompt_tokens,
+    render_prompt,
     respond,
 )
 from eaglegate.server.errors import (
@@ -58,7 +59,6 @@ from eaglegate.server.errors import (
     openai_body,
 )
 from eaglegate.server.generation.job import Conversation
-from eaglegate.server.generation.prompt import render
 from eaglegate.server.http.middleware import HeadMiddleware, RootPathMiddleware
 from eaglegate.server.http.routing import method_error, path_error
 
@@ -177,14 +177,14 @@ def _add_messages(routes: APIRouter, gateway: Gateway) -> None:
             return make_counted_conversation(fields, pipeline.served, caller)
 
         conversation = await caller.charge.parse(read)
-        tokens = await count_prompt_tokens(
+        prompt = await count_prompt_tokens(
             pipeline,
             caller,
             "messages",
             arrival,
-            lambda limits: render(conversation, pipeline.renderer, caller.charge, limits),
+            lambda limits: render_prompt(conversation, pipeline, caller.charge, limits),
         )
-        return {"input_tokens": len(tokens)}
+        return {"input_tokens": prompt.num_tokens}
 
 
 def _select(body: Any) -> GenerationApi[Any]:

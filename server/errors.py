@@ -225,18 +225,25 @@ PROMPT_PARAM = {"completions": "prompt", "responses": "input"}
 
 
 def context_overflow(
-    api: str, num_prompt: int, max_tokens: int, max_model_len: int, exact: bool = True
+    api: str,
+    num_prompt: int,
+    max_tokens: int,
+    max_model_len: int,
+    exact: bool = True,
+    num_image_tokens: int = 0,
 ) -> InvalidRequest:
     """Make the error for a prompt that does not fit, with the message of the request's API.
 
     ``max_tokens`` output tokens are mentioned only if the prompt itself fits. ``num_prompt`` is a
-    lower bound unless ``exact``.
+    lower bound unless ``exact``. ``num_image_tokens`` of them are those of images.
     """
     param = PROMPT_PARAM.get(api, "messages")
     write = _anthropic_message if api == "messages" else _openai_message
     counts = max_tokens if num_prompt <= max_model_len else 0
     prompt_size = str(num_prompt) if exact else f"at least {num_prompt}"
     message = write(param, num_prompt, prompt_size, counts, max_model_len)
+    if num_image_tokens:
+        message += f" Images have {num_image_tokens} of these tokens."
     return InvalidRequest(message, param=param, code="context_length_exceeded")
 
 

@@ -70,7 +70,7 @@ from eaglegate.server.generation.refusals import explain
 from eaglegate.server.generation.steps import StepTracer
 from eaglegate.text.events import FinishReason, ParserEvent
 from eaglegate.text.parsing.parser import Parser
-from eaglegate.text.rendering.encoding import PromptTooLong
+from eaglegate.text.rendering.encoding import PromptTooLong, RenderLimits
 
 ENDINGS: dict[type[Exception], Ending] = {
     RequestRejected: Ending.REJECTED,
@@ -105,7 +105,7 @@ async def generate(
                 job = _apply_policy(job, pipeline)
                 charge.begin_tokenizing()
                 prompts, requests = await _prepare(job, pipeline, requester, times)
-                num_prompt = sum([len(prompt.token_ids) for prompt in prompts])
+                num_prompt = sum([prompt.num_tokens for prompt in prompts])
                 if job.display.wants_prompt:
                     echoed = sum([len(request.prompt) for request in requests])
                     logprobs = job.question.sampling.prompt_logprobs
@@ -220,7 +220,7 @@ def _describe_request(
         workload=job.workload,
         template=job.template,
         stream=job.display.stream,
-        prompt_tokens=max(len(prompt.token_ids) for prompt in prompts),
+        prompt_tokens=max(prompt.num_tokens for prompt in prompts),
         sequences=tuple(request.id for request in requests),
         arrived=arrived,
         admitted=perf_counter(),
@@ -236,27 +236,26 @@ def _describe_request(
 
 async def make_prompts(job: Job, pipeline: Pipeline) -> list[Prompt]:
     """Render the prompts. Raises InvalidRequest if one does not fit the context."""
-    question, charge = job.question, job.caller.charge
+    question = job.question
     try:
-        return [
-            await _make_prompt(source, question, pipeline, charge) for source in question.prompts
-        ]
+        return [await _make_prompt(source, job, pipeline) for source in question.prompts]
     except PromptTooLong as error:
         raise context_overflow(
             job.api, error.num_tokens, 0, pipeline.info.max_model_len, error.exact
         ) from None
 
 
-async def _make_prompt(
-    source: PromptSource, question: Question, pipeline: Pipeline, charge: RequestCharge
-) -> Prompt:
+async def _make_prompt(source: PromptSource, job: Job, pipeline: Pipeline) -> Prompt:
+    question, charge = job.question, job.caller.charge
     max_model_len, renderer = pipeline.info.max_model_len, pipeline.renderer
     cut = (question.truncate_prompt, question.truncation_side, max_model_len)
     limits = prompt_limits(*cut)
     match source:
+        case Conversation() if source.images:
+            return await _make_image_prompt(source, question, pipeline, charge)
         case Conversation() if question.drops_oldest:
             room = room_for_messages(question.sampling.max_tokens, max_model_len)
-            token_ids = await render_newest(source, renderer, charge, room, max_model_len)
+            _, token_ids = await render_newest(source, renderer, charge, room, max_model_len)
         case Conversation():
             token_ids = await render(source, renderer, charge, limits)
         case str():
@@ -264,7 +263,28 @@ async def _make_prompt(
         case _:
             token_ids = list(source)
     token_ids = shorten(token_ids, *cut)
+    if pipeline.images is not None:
+        pipeline.images.check_text(token_ids, job.api)
     return pipeline.parsers.read(token_ids) if question.parses else Prompt(tuple(token_ids))
+
+
+async def _make_image_prompt(
+    conversation: Conversation, question: Question, pipeline: Pipeline, charge: RequestCharge
+) -> Prompt:
+    intake, max_model_len = pipeline.images, pipeline.info.max_model_len
+    assert intake is not None
+    images = await intake.read(conversation.images, charge)
+    if question.drops_oldest:
+        room = room_for_messages(question.sampling.max_tokens, max_model_len)
+        measure = intake.make_measure(images)
+        conversation, token_ids = await render_newest(
+            conversation, pipeline.renderer, charge, room, max_model_len, measure
+        )
+        images = images[len(images) - len(conversation.images) :]
+    else:
+        limits = RenderLimits(max_tokens=max_model_len)
+        token_ids = await render(conversation, pipeline.renderer, charge, limits)
+    return await intake.add_images(pipeline.parsers.read(token_ids), images)
 
 
 def _make_requests(job: Job, pipeline: Pipeline, prompts: Sequence[Prompt]) -> list[EngineRequest]:
@@ -283,7 +303,7 @@ def _make_requests(job: Job, pipeline: Pipeline, prompts: Sequence[Prompt]) -> l
 def _make_reader(job: Job, pipeline: Pipeline, prompt: Prompt) -> _ChoiceReader:
     parser = pipeline.parsers.make(job.question, prompt.starts_in, prompt.token_ids)
     tracer = StepTracer(pipeline.info.accounts_at_end) if job.display.return_steps else None
-    return _ChoiceReader(job.question, job.display, parser, Account(), prompt.token_ids, tracer)
+    return _ChoiceReader(job.question, job.display, parser, Account(), prompt, tracer)
 
 
 class _AnswerEnded(Exception):
@@ -340,7 +360,7 @@ class _Choice:
         try:
             has_logprobs = request.sampling.prompt_logprobs is not None
             turns = pipeline.scored_prompts if has_logprobs else pipeline.prompts
-            self._turn = turns.turn(requester, len(request.prompt))
+            self._turn = turns.turn(requester, request.num_prompt)
             async with self._turn:
                 await pipeline.engine.generate(request, self)
         except _AnswerEnded:
@@ -375,7 +395,7 @@ class _ChoiceReader:
     display: Display
     parser: Parser
     account: Account
-    prompt: tuple[int, ...]
+    prompt: Prompt
     tracer: StepTracer | None = None
     created: float = field(default_factory=perf_counter)
     first: float = 0.0
@@ -441,7 +461,8 @@ class _ChoiceReader:
         self.first = perf_counter()
         if not self.display.wants_prompt:
             return []
-        return [PromptEcho(self.prompt, step.prompt_logprobs, self.cached)]
+        prompt = self.prompt
+        return [PromptEcho(prompt.token_ids, step.prompt_logprobs, self.cached, prompt.num_tokens)]
 
     def _parse_to_stop(self, token_ids: Sequence[int]) -> tuple[list[ParserEvent], int]:
         """Parse token by token, because a stop string may end the answer within a step.
@@ -475,7 +496,7 @@ class _ChoiceReader:
     def _usage(self, totals: Totals) -> Usage:
         has_steps = totals.decode_steps > 0
         return Usage(
-            prompt=len(self.prompt),
+            prompt=self.prompt.num_tokens,
             completion=totals.tokens,
             cached=self.cached,
             reasoning=self.parser.reasoning_tokens,

@@ -21,6 +21,8 @@ from eaglegate.server.access.caller import Caller
 from eaglegate.server.access.fair_order import Priority
 from eaglegate.server.errors import context_overflow
 from eaglegate.text.events import Phase
+from eaglegate.text.media.image import Image
+from eaglegate.text.media.source import ImageSource
 
 if TYPE_CHECKING:
     from eaglegate.text.grammars.text_grammar import TextGrammar
@@ -37,16 +39,34 @@ class Conversation:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     template: str | None = None
     """The request's own template, if the operator allows one."""
+    images: tuple[ImageSource, ...] = ()
+    """Images of all messages. Each has a part ``{"type": "image"}`` in its message, in this order.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids of a prompt, and the phase in which the answer begins."""
+    """Token ids of a prompt, and the phase in which the answer begins.
+
+    Each image has one placeholder token, which the engine replaces by the tokens of the image.
+    """
 
     token_ids: tuple[int, ...]
     starts_in: Phase = Phase.CONTENT
     reasoned: bool = False
     """True if the prompt ends with closed reasoning, as templates write it when thinking is off."""
+    images: tuple[Image, ...] = ()
+    expanded_length: int = 0
+    """Tokens of a prompt with images after the replacement; 0 without images."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens that the engine computes for the prompt."""
+        return self.expanded_length or len(self.token_ids)
+
+    @property
+    def num_image_tokens(self) -> int:
+        return self.num_tokens - len(self.token_ids) + len(self.images)
 
 
 Side = Literal["left", "right"]
@@ -54,7 +74,14 @@ LEAST = 1
 """Tokens of the context reserved for the answer."""
 
 
-def fit(api: str, num_prompt: int, max_tokens: int, at_least: int, max_model_len: int) -> int:
+def fit(
+    api: str,
+    num_prompt: int,
+    max_tokens: int,
+    at_least: int,
+    max_model_len: int,
+    num_image_tokens: int = 0,
+) -> int:
     """Return the answer's limit in tokens: the smaller of ``max_tokens`` and the room that the
     prompt leaves.
 
@@ -63,7 +90,13 @@ def fit(api: str, num_prompt: int, max_tokens: int, at_least: int, max_model_len
     """
     room = max_model_len - num_prompt
     if room < max(LEAST, at_least):
-        raise context_overflow(api, num_prompt, at_least or max_tokens, max_model_len)
+        raise context_overflow(
+            api,
+            num_prompt,
+            at_least or max_tokens,
+            max_model_len,
+            num_image_tokens=num_image_tokens,
+        )
     return min(max_tokens, room) if max_tokens else room
 
 
@@ -218,9 +251,15 @@ class Job(Struct, frozen=True):
     ) -> EngineRequest:
         """Return the engine request of one choice. Raises InvalidRequest if it does not fit."""
         sampling, placement, key = self.question.sampling, self.placement, self.caller.key
-        num_prompt, requested_tokens = len(prompt.token_ids), sampling.max_tokens
-        at_least = sampling.min_tokens
-        max_tokens = fit(self.api, num_prompt, requested_tokens, at_least, max_model_len)
+        requested_tokens = sampling.max_tokens
+        max_tokens = fit(
+            self.api,
+            prompt.num_tokens,
+            requested_tokens,
+            sampling.min_tokens,
+            max_model_len,
+            prompt.num_image_tokens,
+        )
         answer = choice % self.question.n
         seed = None if sampling.seed is None else derive_seed(sampling.seed, answer)
         if max_tokens != requested_tokens or seed != sampling.seed:
@@ -242,6 +281,8 @@ class Job(Struct, frozen=True):
             affinity=self.session,
             arm=placement.arm,
             traced=self.display.return_steps,
+            images=prompt.images,
+            expanded_length=prompt.expanded_length,
         )
 
 

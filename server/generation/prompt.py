@@ -8,7 +8,7 @@ the oldest messages of a conversation are dropped instead.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
@@ -19,6 +19,7 @@ from eaglegate.server.generation.job import LEAST, Conversation, Side
 from eaglegate.text.rendering.base import Renderer
 from eaglegate.text.rendering.encoding import PromptTooLong, RenderLimits
 from eaglegate.text.rendering.sandbox import RendererLost
+from eaglegate.text.rendering.template import count_images
 from eaglegate.text.rendering.watchdog import RenderTooSlow
 
 TaskResult = TypeVar("TaskResult")
@@ -136,14 +137,23 @@ def room_for_messages(max_tokens: int, max_model_len: int) -> int:
     return max_model_len - max(LEAST, min(max_tokens, max_model_len // 4))
 
 
+Measure = Callable[[Conversation, Sequence[int]], Awaitable[int]]
+"""Returns the number of tokens that the engine computes for a conversation's tokens."""
+
+
+async def _count_ids(_: Conversation, token_ids: Sequence[int]) -> int:
+    return len(token_ids)
+
+
 async def render_newest(
     conversation: Conversation,
     renderer: Renderer,
     charge: RequestCharge,
     room: int,
     max_model_len: int,
-) -> list[int]:
-    """Return the tokens of the newest messages that fit in ``room``, at least of the last message.
+    measure: Measure = _count_ids,
+) -> tuple[Conversation, list[int]]:
+    """Return the newest messages that fit in ``room``, at least the last message, and their tokens.
 
     System messages stay. A tool result is dropped together with its call. Raises PromptTooLong if
     the last message alone has more than ``max_model_len`` tokens.
@@ -156,11 +166,11 @@ async def render_newest(
             token_ids = await render(conversation, renderer, charge, limits)
         except PromptTooLong:
             return None
-        return token_ids if len(token_ids) <= room else None
+        return token_ids if await measure(conversation, token_ids) <= room else None
 
     token_ids = await render_within(conversation)
     if token_ids is not None:
-        return token_ids
+        return conversation, token_ids
     lower, upper = 0, max(0, len(_droppable(conversation)) - 1)
     while upper - lower > 1:
         middle = (lower + upper) // 2
@@ -169,10 +179,12 @@ async def render_newest(
         else:
             lower = middle
     limits = RenderLimits(max_tokens=max_model_len)
-    return await render(drop_oldest(conversation, upper), renderer, charge, limits)
+    newest = drop_oldest(conversation, upper)
+    return newest, await render(newest, renderer, charge, limits)
 
 
 def drop_oldest(conversation: Conversation, count: int) -> Conversation:
+    """Return the conversation without its ``count`` oldest messages and without their images."""
     droppable = _droppable(conversation)
     while count < len(droppable) - 1 and _role(conversation, droppable[count]) == "tool":
         count += 1
@@ -180,7 +192,9 @@ def drop_oldest(conversation: Conversation, count: int) -> Conversation:
     messages = tuple(
         message for index, message in enumerate(conversation.messages) if index not in dropped
     )
-    return replace(conversation, messages=messages)
+    # Messages that stay before the dropped ones are instructions, which have no images.
+    num_images = sum(count_images(conversation.messages[index]) for index in dropped)
+    return replace(conversation, messages=messages, images=conversation.images[num_images:])
 
 
 def _droppable(conversation: Conversation) -> list[int]:

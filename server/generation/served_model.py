@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from eaglegate.engine.types import WORKLOADS
+from eaglegate.engine.types import WORKLOADS, ImageInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ class ServedModel:
     thinking_budget: bool | None = None
     """True if the engine can end reasoning after a number of tokens; None if that is unknown."""
     replaces_media: bool = True
-    """True if a placeholder replaces images and files of earlier messages; False if they are
-    refused.
+    """True if a placeholder replaces images and files of earlier messages that the model cannot
+    read; False if they are refused.
     """
+    images: ImageInput | None = None
+    """How the model takes images; None if it reads text only."""

@@ -27,6 +27,7 @@ from eaglegate.server.apis.shared.constraints import content_constraint
 from eaglegate.server.apis.shared.fields import TextPart
 from eaglegate.server.apis.shared.template import (
     MediaPolicy,
+    TemplatePart,
     custom_call,
     effort_kwargs,
     is_newest,
@@ -89,6 +90,8 @@ def _make_question(
     request: ChatRequest, policy: ToolPolicy, served: ServedModel, notices: Notices
 ) -> Question:
     conversation = _make_conversation(request, policy, served, notices)
+    if conversation.images:
+        _check_image_fields(request)
     sampling = _sampling(request, served)
     param, constraint = content_constraint(request, request.response_format)
     return Question(
@@ -104,6 +107,19 @@ def _make_question(
         constraint=constraint,
         grammar_param=param,
     )
+
+
+def _check_image_fields(request: ChatRequest) -> None:
+    """Raise InvalidRequest for fields that refer to the tokens of a prompt without images."""
+    reasons = {
+        "truncate_prompt_tokens": "a cut could divide an image",
+        "prompt_logprobs": "the tokens of an image have no text",
+    }
+    for name, reason in reasons.items():
+        if getattr(request, name) is not None:
+            raise InvalidRequest(
+                f"'{name}' does not work with images: {reason}. Leave it out.", param=name
+            )
 
 
 def _sampling(request: ChatRequest, served: ServedModel) -> Sampling:
@@ -191,7 +207,7 @@ def _make_conversation(
             "'continue_final_message' and 'add_generation_prompt' are mutually exclusive.",
             param="continue_final_message",
         )
-    media = MediaPolicy(served.replaces_media, notices)
+    media = MediaPolicy.of(served, notices)
     return Conversation(
         messages=tuple(template_messages(request.messages, media)),
         tools=policy.tools if policy.choice != "none" else (),
@@ -199,6 +215,7 @@ def _make_conversation(
         continue_final_message=continues,
         template_kwargs=template_kwargs(served, variables, **reasoning, **verbosity, **documents),
         template=own_template(served, variables, request.chat_template),
+        images=tuple(media.images),
     )
 
 
@@ -223,10 +240,11 @@ def _message(message: ChatMessage, path: str, media: MediaPolicy) -> dict[str, A
     out = message.model_dump(exclude_none=True)
     content = message.content or ""
     parts = [content] if isinstance(content, str) else content
-    texts = [
-        _part_text(part, f"{path}.content[{index}]", media) for index, part in enumerate(parts)
+    converted = [
+        _convert_part(part, f"{path}.content[{index}]", message.role, media)
+        for index, part in enumerate(parts)
     ]
-    out["content"] = join_parts(message.role, texts)
+    out["content"] = join_parts(message.role, converted)
     if reasoning := message.reasoning or message.reasoning_content:
         out["reasoning"] = out["reasoning_content"] = reasoning
     if "tool_calls" in out:
@@ -241,7 +259,7 @@ def _call_message(call: dict[str, Any]) -> dict[str, Any]:
     return call | {"function": function | {"arguments": parse_arguments(function.get("arguments"))}}
 
 
-def _part_text(part: Any, path: str, media: MediaPolicy) -> str:
+def _convert_part(part: Any, path: str, role: str, media: MediaPolicy) -> TemplatePart:
     if isinstance(part, str):
         return part
     if isinstance(part, TextPart):
@@ -249,7 +267,7 @@ def _part_text(part: Any, path: str, media: MediaPolicy) -> str:
     text = getattr(part, "refusal", None)
     if part.type in OTHER_TEXT:
         text = getattr(part, "text", None)
-    return text if isinstance(text, str) else media.text(part.type, path)
+    return text if isinstance(text, str) else media.convert(part.model_dump(), path, role)
 
 
 def chat_effort(request: ChatRequest) -> str | None:

@@ -11,7 +11,12 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from eaglegate.server.apis.shared.fields import Many, OpenModel, RequestModel, SpeculationMetrics
 from eaglegate.server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS
-from eaglegate.server.apis.shared.template import MediaPolicy, is_newest
+from eaglegate.server.apis.shared.template import (
+    MediaPolicy,
+    TemplatePart,
+    is_newest,
+    join_lines,
+)
 from eaglegate.server.errors import InvalidRequest
 from eaglegate.text.rendering.template import strip_billing
 
@@ -273,7 +278,7 @@ def _assistant(blocks: Sequence[Block], path: str, media: MediaPolicy) -> dict[s
             case RedactedThinkingBlock():
                 pass
             case _:
-                text.append(_text(block, f"{path}[{index}]", media))
+                text.append(str(_convert(block, f"{path}[{index}]", "assistant", media)))
     out: dict[str, Any] = {"role": "assistant", "content": "\n".join(text)}
     if thinking:
         out["reasoning"] = out["reasoning_content"] = "".join(thinking)
@@ -290,36 +295,49 @@ def _user_messages(
     in_results: MediaPolicy,
 ) -> Iterator[dict[str, Any]]:
     """Yield one message per tool result, and one per run of text between tool results."""
-    text: list[str] = []
+    parts: list[TemplatePart] = []
     for index, block in enumerate(blocks):
         if isinstance(block, ToolResultBlock):
-            if text:
-                yield {"role": message.role, "content": "\n".join(text)}
-                text = []
+            if parts:
+                yield {"role": message.role, "content": join_lines(parts)}
+                parts = []
             yield _result(block, f"{path}[{index}].content", in_results)
         elif block.type not in UNSHOWN:
-            text.append(_text(block, f"{path}[{index}]", media))
+            parts.append(_convert(block, f"{path}[{index}]", message.role, media))
     if message.role == "system":
-        yield from _join_system(text)
-    elif text:
-        yield {"role": message.role, "content": "\n".join(text)}
+        yield from _join_system(map(str, parts))
+    elif parts:
+        yield {"role": message.role, "content": join_lines(parts)}
 
 
 def _result(block: ToolResultBlock, path: str, media: MediaPolicy) -> dict[str, Any]:
     content = block.content
-    if not isinstance(content, str):
-        texts = [_text(part, f"{path}[{index}]", media) for index, part in enumerate(content or ())]
-        content = "\n".join(texts)
-    if block.is_error and not content.lower().startswith("error"):
-        content = f"Error: {content}"
-    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+    parts: list[TemplatePart] = (
+        [content]
+        if isinstance(content, str)
+        else [
+            _convert(part, f"{path}[{index}]", "tool", media)
+            for index, part in enumerate(content or ())
+        ]
+    )
+    if block.is_error:
+        parts = _mark_error(parts)
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": join_lines(parts)}
 
 
-def _text(block: OpenModel, path: str, media: MediaPolicy) -> str:
+def _mark_error(parts: list[TemplatePart]) -> list[TemplatePart]:
+    first = parts[0] if parts and isinstance(parts[0], str) else ""
+    if first.lower().startswith("error"):
+        return parts
+    return [f"Error: {first}", *(parts[1:] if parts and isinstance(parts[0], str) else parts)]
+
+
+def _convert(block: OpenModel, path: str, role: str, media: MediaPolicy) -> TemplatePart:
     if isinstance(block, TextBlock):
         return block.text
-    readable = _extract_text(block.model_dump())
-    return media.text(str(getattr(block, "type", "")), path) if readable is None else readable
+    members = block.model_dump()
+    readable = _extract_text(members)
+    return media.convert(members, path, role) if readable is None else readable
 
 
 def _extract_text(block: dict[str, Any]) -> str | None:

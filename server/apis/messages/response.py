@@ -105,8 +105,8 @@ class MessageStream:
                 return self._delta + orjson.dumps(arguments) + b"}}\n\n"
             case ToolCallStart():
                 return self._start(ToolCallDelta, _tool_use(event))
-            case PromptEcho(token_ids, _, cached):
-                message = _message(self._job, _usage(len(token_ids), cached, 0))
+            case PromptEcho(num_tokens=num_prompt, cached=cached):
+                message = _message(self._job, _usage(num_prompt, cached, 0))
                 start = {"type": "message_start", "message": message}
                 return named_frame("message_start", start)
             case Finish():

@@ -164,7 +164,7 @@ def _make_conversation(
     the answer continues it.
     """
     policy = _make_policy(request, served, notices)
-    media = MediaPolicy(served.replaces_media, notices)
+    media = MediaPolicy.of(served, notices)
     continues = request.messages[-1].role == "assistant"
     variables = request.chat_template_kwargs
     conversation = Conversation(
@@ -174,6 +174,7 @@ def _make_conversation(
         continue_final_message=continues,
         template_kwargs=template_kwargs(served, variables, **_thinking(request)),
         template=own_template(served, variables),
+        images=tuple(media.images),
     )
     return conversation, policy
 

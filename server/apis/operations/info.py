@@ -20,13 +20,13 @@ from eaglegate.server.apis.shared.fields import Many, RequestModel, TokenId
 from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.apis.shared.openapi import describe_body
 from eaglegate.server.apis.shared.request import parse, read_body
-from eaglegate.server.apis.shared.route import CallerOf, admit, count_prompt_tokens
+from eaglegate.server.apis.shared.route import CallerOf, admit, count_prompt_tokens, render_prompt
 from eaglegate.server.apis.shared.template import MediaPolicy, own_template, template_kwargs
 from eaglegate.server.apis.shared.to_job import check_model
 from eaglegate.server.errors import InvalidRequest, NotFound
-from eaglegate.server.generation.job import Conversation
+from eaglegate.server.generation.job import Conversation, Prompt
 from eaglegate.server.generation.pipeline import Pipeline
-from eaglegate.server.generation.prompt import encode, render
+from eaglegate.server.generation.prompt import encode
 from eaglegate.server.http.response import json_response
 from eaglegate.text.rendering.encoding import RenderLimits
 
@@ -176,14 +176,14 @@ def _add_tokens(routes: APIRouter, gateway: Gateway) -> None:
         fields = await caller.charge.parse(lambda: parse(body, TokenizeRequest, caller.notices))
         check_model(fields.model or gateway.models[0], pipeline.served, caller)
         api = "chat" if fields.prompt is None else "completions"
-        tokens = await count_prompt_tokens(
+        prompt = await count_prompt_tokens(
             pipeline,
             caller,
             api,
             arrival,
-            lambda limits: _tokens(fields, pipeline, caller, limits),
+            lambda limits: _make_prompt(fields, pipeline, caller, limits),
         )
-        return json_response(await asyncio.to_thread(_answer, fields, tokens, pipeline))
+        return json_response(await asyncio.to_thread(_answer, fields, prompt, pipeline))
 
     @routes.post("/detokenize", openapi_extra=describe_body(DetokenizeRequest), response_model=None)
     async def detokenize(request: Request) -> Response:
@@ -218,9 +218,10 @@ def _add_tokens(routes: APIRouter, gateway: Gateway) -> None:
             return json_response(gateway.require().renderer.tokenizer_info())
 
 
-def _answer(request: TokenizeRequest, tokens: list[int], pipeline: Pipeline) -> dict[str, Any]:
+def _answer(request: TokenizeRequest, prompt: Prompt, pipeline: Pipeline) -> dict[str, Any]:
+    tokens = prompt.token_ids
     out: dict[str, Any] = {
-        "count": len(tokens),
+        "count": prompt.num_tokens,
         "max_model_len": pipeline.info.max_model_len,
         "tokens": tokens,
     }
@@ -230,9 +231,9 @@ def _answer(request: TokenizeRequest, tokens: list[int], pipeline: Pipeline) -> 
     return out
 
 
-async def _tokens(
+async def _make_prompt(
     request: TokenizeRequest, pipeline: Pipeline, caller: Caller, limits: RenderLimits
-) -> list[int]:
+) -> Prompt:
     if (request.prompt is None) == (request.messages is None):
         problem = "neither" if request.prompt is None else "both"
         raise InvalidRequest(
@@ -240,18 +241,19 @@ async def _tokens(
         )
     if request.prompt is not None:
         special = request.add_special_tokens is not False
-        return await encode(request.prompt, pipeline.renderer, special, caller.charge, limits)
+        renderer, charge = pipeline.renderer, caller.charge
+        return Prompt(tuple(await encode(request.prompt, renderer, special, charge, limits)))
     if request.add_special_tokens:
         raise InvalidRequest(
             "'add_special_tokens' needs 'prompt': the chat template adds special tokens itself.",
             param="add_special_tokens",
         )
     conversation = _conversation(request, pipeline, caller)
-    return await render(conversation, pipeline.renderer, caller.charge, limits)
+    return await render_prompt(conversation, pipeline, caller.charge, limits)
 
 
 def _conversation(request: TokenizeRequest, pipeline: Pipeline, caller: Caller) -> Conversation:
-    media = MediaPolicy(pipeline.served.replaces_media, caller.notices)
+    media = MediaPolicy.of(pipeline.served, caller.notices)
     continues = bool(request.continue_final_message)
     prompt = request.add_generation_prompt
     return Conversation(
@@ -261,4 +263,5 @@ def _conversation(request: TokenizeRequest, pipeline: Pipeline, caller: Caller) 
         continue_final_message=continues,
         template_kwargs=template_kwargs(pipeline.served, request.chat_template_kwargs),
         template=own_template(pipeline.served, request.chat_template_kwargs, request.chat_template),
+        images=tuple(media.images),
     )

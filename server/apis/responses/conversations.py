@@ -74,7 +74,10 @@ class ConversationsService:
 
     async def _read_items(self, items: Sequence[InputItem], caller: Caller) -> ItemList:
         reader = self._gateway.cipher.reader(caller.owner)
-        input_items = read_items(items, "items", reader, MediaPolicy(True, caller.notices))
+        pipeline = self._gateway.pipeline
+        image_input = None if pipeline is None else pipeline.served.images
+        media = MediaPolicy(True, caller.notices, image_input)
+        input_items = read_items(items, "items", reader, media)
         return await resolve_references(input_items, self._gateway, caller, param="items")
 
     async def get(self, id: str, caller: Caller) -> StoredConversation:

@@ -18,13 +18,15 @@ from eaglegate.server.apis.responses.request import (
     ResponsesRequest,
 )
 from eaglegate.server.apis.shared.encryption import CannotDecrypt
+from eaglegate.server.apis.shared.images import has_source, read_source
 from eaglegate.server.apis.shared.template import (
     MediaPolicy,
+    TemplatePart,
     custom_call,
     is_newest,
+    join_lines,
     join_parts,
     parse_arguments,
-    placeholder,
 )
 from eaglegate.server.errors import InvalidRequest
 
@@ -65,15 +67,16 @@ def read_items(
     earlier images and files.
     """
     newest = is_newest([_speaker(item) for item in items])
-    return [
-        _reference(item, f"{param}[{index}]")
-        if isinstance(item, ItemReference)
-        else _complete_item(
-            _check_item(item, f"{param}[{index}]", decrypt, media.in_message(newest[index]))
-        )
-        for index, item in enumerate(items)
-        if not _is_skipped(item, param, media.notices)
-    ]
+    out = []
+    for index, item in enumerate(items):
+        path = f"{param}[{index}]"
+        if isinstance(item, ItemReference):
+            out.append(_reference(item, path))
+        elif not _is_skipped(item, param, media.notices):
+            members = _check_item(item, path, decrypt, media.in_message(newest[index]))
+            out.append(_complete_item(members))
+            media.paths[out[-1]["id"]] = path
+    return out
 
 
 def _reference(item: ItemReference, path: str) -> dict[str, Any]:
@@ -104,7 +107,7 @@ def _check_item(item: InputItem, path: str, decrypt: Decrypt, media: MediaPolicy
         )
     parts = getattr(item, "content", None) or getattr(item, "output", None) or ()
     if not isinstance(parts, str) and item.type not in client_tools.OUTPUTS:
-        _check_parts(parts, path, media)
+        _check_parts(parts, path, _speaker(item), media)
     members = item.model_dump(exclude_none=True)
     if isinstance(item, ReasoningItem) and item.encrypted_content is not None:
         text = _decrypt_text(item.encrypted_content, f"{path}.encrypted_content", decrypt)
@@ -124,10 +127,15 @@ def _decrypt_text(token: str, path: str, decrypt: Decrypt) -> str:
         ) from None
 
 
-def _check_parts(parts: Iterable[ItemPart], path: str, media: MediaPolicy) -> None:
+def _check_parts(parts: Iterable[ItemPart], path: str, role: str, media: MediaPolicy) -> None:
     for index, part in enumerate(parts):
-        if part.type not in (*TEXT_PARTS, "refusal"):
-            media.text(part.type, f"{path}.content[{index}]")
+        if part.type in (*TEXT_PARTS, "refusal"):
+            continue
+        place = f"{path}.content[{index}]"
+        if media.reads(part.type, role):
+            read_source(part.model_dump(), place)
+        else:
+            media.text(part.type, place)
 
 
 def _complete_item(item: dict[str, Any]) -> dict[str, Any]:
@@ -143,9 +151,9 @@ def _complete_item(item: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def messages(items: Iterable[ItemDict]) -> Iterator[dict[str, Any]]:
+def messages(items: Iterable[ItemDict], media: MediaPolicy) -> Iterator[dict[str, Any]]:
     """Yield template messages. Consecutive reasoning, text and calls of the assistant become one
-    message.
+    message. Raises InvalidRequest for too many images.
     """
     turn: dict[str, Any] = {}
     for item in items:
@@ -157,12 +165,13 @@ def messages(items: Iterable[ItemDict]) -> Iterator[dict[str, Any]]:
             turn.setdefault("tool_calls", []).append(_call(item))
         elif item.get("role") == "assistant":
             turn = _open(turn)
-            _add(turn, ("content",), _text(item["content"]))
+            parts = _convert_parts(item, "content", "assistant", media)
+            _add(turn, ("content",), "\n".join(str(part) for part in parts if part))
         else:
             if turn:
                 yield turn
             turn = {}
-            yield _plain_message(item)
+            yield _plain_message(item, media)
     if turn:
         yield turn
 
@@ -170,7 +179,8 @@ def messages(items: Iterable[ItemDict]) -> Iterator[dict[str, Any]]:
 def _reasoning_text(item: ItemDict) -> str:
     """Return the reasoning, or its summary if there is none."""
     summary = (part["text"] for part in item.get("summary") or ())
-    return _text(item.get("content")) or "\n\n".join(summary)
+    parts = item.get("content") or ()
+    return "\n".join(filter(None, map(_read_text, parts))) or "\n\n".join(summary)
 
 
 def _open(turn: dict[str, Any]) -> dict[str, Any]:
@@ -182,14 +192,15 @@ def _add(turn: dict[str, Any], names: Iterable[str], text: str) -> None:
         turn[name] = "\n".join(filter(None, (turn.get(name), text)))
 
 
-def _plain_message(item: ItemDict) -> dict[str, Any]:
+def _plain_message(item: ItemDict, media: MediaPolicy) -> dict[str, Any]:
     if item["type"] in ("function_call_output", "custom_tool_call_output"):
-        content = _text(item["output"])
-        return {"role": "tool", "tool_call_id": item["call_id"], "content": content}
+        parts = [part for part in _convert_parts(item, "output", "tool", media) if part]
+        return {"role": "tool", "tool_call_id": item["call_id"], "content": join_lines(parts)}
     if item["type"] in client_tools.OUTPUTS:
         call_id, content = client_tools.read_output(item)
         return {"role": "tool", "tool_call_id": call_id, "content": content}
-    return {"role": item["role"], "content": join_parts(item["role"], _texts(item["content"]))}
+    role = item["role"]
+    return {"role": role, "content": join_parts(role, _convert_parts(item, "content", role, media))}
 
 
 def _call(item: ItemDict) -> dict[str, Any]:
@@ -205,21 +216,37 @@ def _call(item: ItemDict) -> dict[str, Any]:
     return {"id": item["call_id"], "type": "function", "function": function}
 
 
-def _text(content: Any) -> str:
-    return "\n".join(filter(None, _texts(content)))
-
-
-def _texts(content: Any) -> list[str]:
+def _convert_parts(
+    item: ItemDict, member: str, role: str, media: MediaPolicy
+) -> list[TemplatePart]:
+    content = item[member]
     if isinstance(content, str):
         return [content]
-    return [_part_text(part) for part in content or ()]
+    path = f"{media.paths.get(item['id'], item['id'])}.content"
+    return [
+        _convert_part(part, f"{path}[{index}]", role, media)
+        for index, part in enumerate(content or ())
+    ]
 
 
-def _part_text(part: Mapping[str, Any]) -> str:
-    """Return the part's text. Non-text parts were checked on arrival and become placeholders."""
+def _convert_part(
+    part: Mapping[str, Any], path: str, role: str, media: MediaPolicy
+) -> TemplatePart:
+    """Return the template's part. Parts of a new item were checked on arrival. A stored one may
+    have an image that was not, because a model that reads text only received it.
+    """
+    text = _read_text(part)
+    if text is not None:
+        return text
+    if media.reads(part["type"], role) and has_source(part):
+        return media.convert(part, path, role)
+    return media.placeholder(part["type"])
+
+
+def _read_text(part: Mapping[str, Any]) -> str | None:
     if part["type"] in TEXT_PARTS or part["type"] == "refusal":
         return part.get("text") or part.get("refusal") or ""
-    return placeholder(part["type"])
+    return None
 
 
 def flat_name(namespace: str, name: str) -> str:

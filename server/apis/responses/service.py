@@ -38,6 +38,7 @@ from eaglegate.server.apis.shared.request import parse, read_body
 from eaglegate.server.apis.shared.route import (
     count_prompt_tokens,
     make_encoding_context,
+    render_prompt,
 )
 from eaglegate.server.apis.shared.template import MediaPolicy
 from eaglegate.server.errors import (
@@ -49,7 +50,6 @@ from eaglegate.server.errors import (
 from eaglegate.server.generation.generate import generate
 from eaglegate.server.generation.job import Conversation, Job
 from eaglegate.server.generation.pipeline import Pipeline
-from eaglegate.server.generation.prompt import render
 from eaglegate.server.http.padding import PaddedStream, pad_each
 from eaglegate.server.http.response import (
     FoldedResponse,
@@ -162,14 +162,14 @@ class ResponsesService:
         _, _, job, path = await self._read_job(request)
         (source,) = job.question.prompts
         assert isinstance(source, Conversation)
-        tokens = await count_prompt_tokens(
+        prompt = await count_prompt_tokens(
             path,
             job.caller,
             "responses",
             arrival,
-            lambda limits: render(source, path.renderer, job.caller.charge, limits),
+            lambda limits: render_prompt(source, path, job.caller.charge, limits),
         )
-        return {"object": "response.input_tokens", "input_tokens": len(tokens)}
+        return {"object": "response.input_tokens", "input_tokens": prompt.num_tokens}
 
     async def _read_job(self, request: Request) -> tuple[ResponsesRequest, ItemList, Job, Pipeline]:
         """Return the request, its own items, and the job of the whole conversation."""
@@ -178,7 +178,7 @@ class ResponsesService:
         body = await read_body(request, caller.charge, gateway.settings.max_body_bytes)
         pipeline = gateway.require()
         reader = gateway.cipher.reader(caller.owner)
-        media = MediaPolicy(pipeline.served.replaces_media, caller.notices)
+        media = MediaPolicy.of(pipeline.served, caller.notices)
         fields, items = await caller.charge.parse(lambda: _read_request(body, reader, media))
         check_storage(fields)
         self._should_store(fields)
@@ -190,7 +190,7 @@ class ResponsesService:
         )
         items = await resolve_references(items, gateway, caller, history)
         job = await caller.charge.parse(
-            lambda: make_responses_job(fields, [*history, *items], pipeline.served, caller)
+            lambda: make_responses_job(fields, [*history, *items], pipeline.served, caller, media)
         )
         return fields, items, job, pipeline
 

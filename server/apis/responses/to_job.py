@@ -32,7 +32,12 @@ from eaglegate.server.apis.shared.constraints import (
 )
 from eaglegate.server.apis.shared.fields import JsonObjectFormat
 from eaglegate.server.apis.shared.request import MAX_TOOLS
-from eaglegate.server.apis.shared.template import effort_kwargs, own_template, template_kwargs
+from eaglegate.server.apis.shared.template import (
+    MediaPolicy,
+    effort_kwargs,
+    own_template,
+    template_kwargs,
+)
 from eaglegate.server.apis.shared.to_job import (
     choose_metrics,
     make_job,
@@ -62,14 +67,16 @@ def make_responses_job(
     items: Sequence[ItemDict],
     served: ServedModel,
     caller: Caller,
+    media: MediaPolicy,
 ) -> Job:
     """Make the Job. Raises InvalidRequest and NotFound.
 
-    ``items`` are the whole conversation, including earlier items.
+    ``items`` are the whole conversation, including earlier items. ``media`` has the places of the
+    new ones.
     """
     model = resolve_model(request.model, served, caller)
     _check_includes(request, caller.notices)
-    question = _make_question(request, items, served, caller.notices)
+    question = _make_question(request, items, served, media)
     options = request.stream_options
     effort = request.reasoning.effort if request.reasoning else None
     return make_job(
@@ -94,10 +101,10 @@ def make_responses_job(
 
 
 def _make_question(
-    request: ResponsesRequest, items: Sequence[ItemDict], served: ServedModel, notices: Notices
+    request: ResponsesRequest, items: Sequence[ItemDict], served: ServedModel, media: MediaPolicy
 ) -> Question:
-    policy = make_response_policy(request, served, notices)
-    conversation = _conversation(request, items, policy, served)
+    policy = make_response_policy(request, served, media.notices)
+    conversation = _conversation(request, items, policy, served, media)
     param, constraint = require_single([*_text_format(request), *read_structured_outputs(request)])
     return Question(
         prompts=(conversation,),
@@ -134,11 +141,15 @@ def check_storage(request: ResponsesRequest) -> None:
 
 
 def _conversation(
-    request: ResponsesRequest, items: Sequence[ItemDict], policy: ToolPolicy, served: ServedModel
+    request: ResponsesRequest,
+    items: Sequence[ItemDict],
+    policy: ToolPolicy,
+    served: ServedModel,
+    media: MediaPolicy,
 ) -> Conversation:
     instructions = strip_billing(request.instructions or "")
     system = [{"role": "system", "content": instructions}] if instructions else []
-    template_messages = list(messages(items))
+    template_messages = list(messages(items, media))
     if not template_messages:
         raise InvalidRequest("'input' is empty: there is nothing to answer.", param="input")
     effort = effort_kwargs(request.reasoning.effort if request.reasoning else None)
@@ -150,6 +161,7 @@ def _conversation(
         tools=policy.tools if policy.choice != "none" else (),
         template_kwargs=template_kwargs(served, variables, **effort, **options),
         template=own_template(served, variables),
+        images=tuple(media.images),
     )
 
 

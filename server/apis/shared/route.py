@@ -12,6 +12,7 @@ from typing import Annotated, Any, Generic
 from fastapi import Depends, Request
 from starlette.responses import Response
 
+from eaglegate.server.access.budget import RequestCharge
 from eaglegate.server.access.caller import Caller, find_caller
 from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.apis.shared.request import Model, read_body, read_json, validate
@@ -19,8 +20,9 @@ from eaglegate.server.apis.shared.response import EncodingContext
 from eaglegate.server.errors import context_overflow
 from eaglegate.server.generation.deadline import Deadline
 from eaglegate.server.generation.generate import generate
-from eaglegate.server.generation.job import Job
+from eaglegate.server.generation.job import Conversation, Job, Prompt
 from eaglegate.server.generation.pipeline import Pipeline
+from eaglegate.server.generation.prompt import render
 from eaglegate.server.generation.served_model import ServedModel
 from eaglegate.server.http.padding import PaddedStream
 from eaglegate.server.http.response import (
@@ -30,6 +32,7 @@ from eaglegate.server.http.response import (
     StreamedResponse,
     StreamEncoder,
 )
+from eaglegate.text.media.image import Image
 from eaglegate.text.rendering.encoding import PromptTooLong, RenderLimits
 
 
@@ -89,6 +92,19 @@ def answer(
     return FoldedResponse(run, api.fold(job, context), api.error_body)
 
 
+async def render_prompt(
+    conversation: Conversation, pipeline: Pipeline, charge: RequestCharge, limits: RenderLimits
+) -> Prompt:
+    """Return a conversation's prompt. Raises GatewayError and PromptTooLong."""
+    images: tuple[Image, ...] = ()
+    if pipeline.images is not None:
+        images = await pipeline.images.read(conversation.images, charge)
+    prompt = Prompt(tuple(await render(conversation, pipeline.renderer, charge, limits)))
+    if pipeline.images is None or not images:
+        return prompt
+    return await pipeline.images.add_images(prompt, images)
+
+
 CONTEXTS = 4
 """Prompts are counted up to this multiple of the context length; longer ones are refused."""
 
@@ -109,13 +125,13 @@ async def count_prompt_tokens(
     caller: Caller,
     api: str,
     arrival: float,
-    count: Callable[[RenderLimits], Awaitable[list[int]]],
-) -> list[int]:
-    """Return the token ids of a prompt without generating. Raises GatewayError."""
+    make: Callable[[RenderLimits], Awaitable[Prompt]],
+) -> Prompt:
+    """Return a prompt without generating. Raises GatewayError."""
     max_model_len = pipeline.info.max_model_len
     async with admit(pipeline, caller, arrival):
         caller.charge.begin_tokenizing()
         try:
-            return await count(RenderLimits(max_tokens=CONTEXTS * max_model_len))
+            return await make(RenderLimits(max_tokens=CONTEXTS * max_model_len))
         except PromptTooLong as error:
             raise context_overflow(api, error.num_tokens, 0, max_model_len, error.exact) from None

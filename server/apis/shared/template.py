@@ -1,75 +1,153 @@
 """Input of a chat template: placeholders for media, template variables, and a request's own
 template.
 
-A text model cannot read images, audio or files. In the user's current turn they are refused. In
-earlier messages and tool results a placeholder replaces them, since otherwise every later request
-of the conversation would fail. ``--history-media refuse`` refuses these as well.
+A model may read images; none reads audio or files. What the model cannot read is refused in the
+user's current turn. In earlier messages and tool results a placeholder replaces it, since otherwise
+every later request of the conversation would fail. ``--history-media refuse`` refuses these as
+well.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import orjson
 
+from eaglegate.engine.types import ImageInput
 from eaglegate.server.access.notices import Notices
+from eaglegate.server.apis.shared.images import IMAGE_PARTS, note_ignored, read_source
 from eaglegate.server.errors import InvalidRequest
 from eaglegate.server.generation.served_model import ServedModel
+from eaglegate.text.media.source import ImageSource
 from eaglegate.text.parsing.tools import ARGUMENT
-from eaglegate.text.rendering.template import GLOBALS, INSTRUCTIONS, RESERVED, strip_billing
+from eaglegate.text.rendering.template import (
+    GLOBALS,
+    IMAGE,
+    INSTRUCTIONS,
+    RESERVED,
+    strip_billing,
+)
 
 END = " omitted: this model reads text only]"
+UNREAD = " omitted: this model cannot read it here]"
+"""The same for a model that reads images."""
 UNCLEAN = re.compile(r"[^a-z0-9_]")
 MAX_KIND = 40
 """Maximum number of characters of a type that are used."""
+WITHOUT_IMAGES = (*INSTRUCTIONS, "assistant")
+"""Roles in whose messages no image is read."""
+TemplatePart = str | Mapping[str, str]
+"""Text, or ``IMAGE``."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaPolicy:
-    """Policy for the non-text parts of a message."""
+    """Policy for the non-text parts of a conversation's messages, and the images in them."""
 
     replaced: bool
-    """True if a placeholder replaces them; False if they are refused."""
+    """True if a placeholder replaces parts that the model cannot read; False if they are
+    refused."""
     notices: Notices = field(default_factory=Notices)
+    image_input: ImageInput | None = None
+    """How the model takes images; None if it reads text only."""
+    images: list[ImageSource] = field(default_factory=list)
+    """Images in the order of the messages that were converted."""
+    paths: dict[str, str] = field(default_factory=dict)
+    """Places of items in the request, by item id."""
+
+    @classmethod
+    def of(cls, served: ServedModel, notices: Notices) -> MediaPolicy:
+        return cls(served.replaces_media, notices, served.images)
 
     def in_message(self, is_newest: bool) -> MediaPolicy:
         """Return the policy for one message: those of the current turn refuse other parts."""
-        return MediaPolicy(False, self.notices) if is_newest else self
+        return replace(self, replaced=False) if is_newest else self
+
+    def convert(self, part: Mapping[str, Any], path: str, role: str) -> TemplatePart:
+        """Return the template's part for a part without text. Raises InvalidRequest if it is
+        refused, or if it is an image without data.
+        """
+        kind = str(part.get("type", ""))
+        if not self.reads(kind, role):
+            return self.text(kind, path)
+        self._add(read_source(part, path))
+        note_ignored(part, self.notices)
+        return IMAGE
+
+    def reads(self, kind: str, role: str) -> bool:
+        """Return True if the model reads a part of type ``kind`` in a message of this role."""
+        can_read = self.image_input is not None and role not in WITHOUT_IMAGES
+        return can_read and kind in IMAGE_PARTS
+
+    def _add(self, source: ImageSource) -> None:
+        assert self.image_input is not None
+        limit = self.image_input.max_images
+        if len(self.images) >= limit:
+            raise InvalidRequest(
+                f"'{source.param}' is one image too many: a prompt may have at most {limit} of "
+                "them here. Leave out the oldest.",
+                param=source.param,
+            )
+        self.images.append(source)
 
     def text(self, kind: str, path: str) -> str:
         """Return the placeholder for a part of type ``kind``. Raises InvalidRequest if it is
         refused.
         """
         kind = kind[:MAX_KIND]
+        readable = "text only" if self.image_input is None else "text and images only"
         if not self.replaced:
             raise InvalidRequest(
-                f"'{path}' has type '{kind}'; this model reads text only. Leave it out.",
+                f"'{path}' has type '{kind}'; this model reads {readable}. Leave it out.",
                 param=path,
             )
         self.notices.note(f"messages[].content[{kind}]")
-        return placeholder(kind)
+        return self.placeholder(kind)
+
+    def placeholder(self, kind: str) -> str:
+        return f"[{_short_kind(kind)}{END if self.image_input is None else UNREAD}"
 
 
-def placeholder(kind: str) -> str:
-    return f"[{_short_kind(kind)}{END}"
-
-
-def join_parts(role: str, texts: Sequence[str]) -> str | list[dict[str, str]]:
-    """Return the content of a message whose parts have these texts.
+def join_parts(role: str, parts: Sequence[TemplatePart]) -> str | list[Mapping[str, str]]:
+    """Return the content of a message that has these parts.
 
     The parts stay separate, because the template decides: the renderer gives them to a template
     that iterates over parts, and joins them with line breaks for any other. Tool results are always
     joined so, as in vLLM. So are placeholders, which belong on lines of their own.
     """
+    if IMAGE in parts:
+        return _list_parts(parts)
+    texts = [part for part in parts if isinstance(part, str)]
     if role in INSTRUCTIONS:
         texts = [*map(strip_billing, texts)]
     texts = [text for text in texts if text]
-    if len(texts) < 2 or role == "tool" or any(text.endswith(END) for text in texts):
+    if len(texts) < 2 or role == "tool" or any(text.endswith((END, UNREAD)) for text in texts):
         return "\n".join(texts)
-    return [{"type": "text", "text": text} for text in texts]
+    return _list_parts(texts)
+
+
+def join_lines(parts: Sequence[TemplatePart]) -> str | list[Mapping[str, str]]:
+    """Return the content of a message with these parts, whose texts are lines.
+
+    Only images separate the lines into parts.
+    """
+    if IMAGE not in parts:
+        return "\n".join(part for part in parts if isinstance(part, str))
+    joined: list[TemplatePart] = []
+    for is_text, group in groupby(parts, lambda part: isinstance(part, str)):
+        run = [*group]
+        joined += ["\n".join(map(str, run))] if is_text else run
+    return _list_parts(joined)
+
+
+def _list_parts(parts: Sequence[TemplatePart]) -> list[Mapping[str, str]]:
+    return [
+        {"type": "text", "text": part} if isinstance(part, str) else part for part in parts if part
+    ]
 
 
 def is_newest(roles: Sequence[str]) -> list[bool]:

@@ -64,5 +64,5 @@ class Words:
 @pytest.mark.parametrize(("room", "num"), [(9, 6), (6, 6), (5, 5), (3, 3), (2, 2), (1, 2)])
 def test_as_much_as_fits_stays(room, num):
     conversation = talk("system", "user1", "assistant1", "user2", "assistant2", "user3")
-    tokens = asyncio.run(render_newest(conversation, Words(), Caller().charge, room, room))
+    _, tokens = asyncio.run(render_newest(conversation, Words(), Caller().charge, room, room))
     assert len(tokens) == num

@@ -1,0 +1,331 @@
+"""Images in the messages of a model that reads them, in every API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from eaglegate.text.media.reader import ImageReader
+from eaglegate.text.media.source import ImageLimits
+from tests.server.conftest import Answer
+from tests.server.seeing_lab import PartsRenderer, SeeingLab, picture, url
+from tests.text.media.pictures import to_url
+from tests.text.rendering.conversations import IN_PARTS, TEMPLATES
+
+HEADER = "x-eaglegate-ignored-fields"
+
+
+@pytest.fixture
+def lab() -> SeeingLab:
+    lab = SeeingLab()
+    lab.says("a cat")
+    return lab
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+def text(content: str) -> dict[str, Any]:
+    return {"type": "text", "text": content}
+
+
+def image(width: int = 20, **members: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url(width), **members}}
+
+
+def block(width: int = 20) -> dict[str, Any]:
+    data = url(width).partition(",")[2]
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+
+
+def input_image(width: int = 20) -> dict[str, Any]:
+    return {"type": "input_image", "image_url": url(width), "detail": "auto"}
+
+
+def input_text(content: str) -> dict[str, Any]:
+    return {"type": "input_text", "text": content}
+
+
+async def refuse(lab: SeeingLab, url: str = "/v1/chat/completions", **body: Any) -> Any:
+    answer = await lab.post(url, body)
+    assert answer.status == 400
+    assert lab.engine.requests == []
+    return answer.json["error"]
+
+
+def check_refusal(error: Any, param: str, rule: str) -> None:
+    assert error["param"] == param
+    assert rule in error["message"]
+
+
+async def test_the_images_of_a_chat_keep_their_order(lab):
+    parts = [text("a"), image(10), text("b"), {"type": "image_url", "image_url": url(12)}]
+    answer = await lab.chat(messages=[user(*parts), user(input_image(14))])
+    assert answer.status == 200
+    assert lab.prompt == "user: a<pad>b<pad>;user: <pad>;"
+    assert lab.widths == [10, 12, 14]
+    assert lab.engine.requests[-1].images[0].data == picture(10)
+    assert HEADER not in answer.headers
+
+
+async def test_images_count_as_prompt_tokens(lab):
+    answer = await lab.chat(messages=[user(text("a"), image(50))])
+    request = lab.engine.requests[-1]
+    assert request.num_prompt == len(request.prompt) + 49
+    assert answer.json["usage"]["prompt_tokens"] == request.num_prompt
+    body = {"messages": [user(text("a"), image(50))]}
+    counted = (await lab.post("/tokenize", body)).json
+    assert counted["count"] == request.num_prompt
+    assert counted["tokens"] == [*request.prompt]
+
+
+async def test_every_choice_has_the_images(lab):
+    answer = await lab.chat(messages=[user(image(10))], n=2)
+    assert len(answer.json["choices"]) == 2
+    first, second = lab.engine.requests
+    assert first.images == second.images
+    assert first.num_prompt == second.num_prompt
+
+
+async def test_earlier_images_are_read(lab):
+    earlier = [user(text("a"), image(10)), {"role": "assistant", "content": "x"}]
+    result = {"role": "tool", "tool_call_id": "c", "content": [text("b"), image(12)]}
+    assert (await lab.chat(messages=[*earlier, result, user(text("c"))])).status == 200
+    assert lab.prompt == "user: a<pad>;assistant: x;tool: b<pad>;user: c;"
+    assert lab.widths == [10, 12]
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "assistant"])
+async def test_images_of_other_roles_are_named_and_left_out(lab, role):
+    messages = [{"role": role, "content": [text("a"), image()]}, user(text("b"))]
+    answer = await lab.chat(messages=messages)
+    assert answer.headers[HEADER] == "messages[].content[image_url]"
+    assert "a\n[image omitted: this model cannot read it here]" in lab.prompt
+    assert lab.widths == []
+
+
+async def test_other_media_are_refused(lab):
+    audio = {"type": "input_audio", "input_audio": {"data": "A", "format": "wav"}}
+    error = await refuse(lab, messages=[user(image(), audio)])
+    check_refusal(error, "messages[0].content[1]", "this model reads text and images only")
+
+
+async def test_ignored_members_are_named(lab):
+    answer = await lab.chat(messages=[user(image(detail="low", uuid="x"), image(detail="auto"))])
+    names = ("messages[].content[image_url].detail", "messages[].content[image_url].uuid")
+    assert answer.headers[HEADER] == ", ".join(names)
+
+
+@pytest.mark.parametrize(
+    ("part", "param", "rule"),
+    [
+        ({"type": "image_url"}, ".image_url", "is missing"),
+        ({"type": "image_url", "image_url": {"url": 3}}, ".image_url.url", "is missing"),
+        ({"type": "image_url", "image_url": {"uuid": "x"}}, ".image_url.url", "is missing"),
+        ({"type": "input_image", "file_id": "f"}, ".file_id", "stores no files"),
+        ({"type": "image", "source": "x"}, ".source", "must be an object"),
+        ({"type": "image"}, ".source", "must be an object"),
+        ({"type": "image", "source": {"type": "file", "file_id": "f"}}, ".source.file_id", "files"),
+        ({"type": "image", "source": {"type": "base64", "media_type": "image/png;x,", "data": "A"}},
+         ".source.media_type", "image/png"),
+        ({"type": "image", "source": {"type": "base64", "media_type": "image/png"}},
+         ".source.data", "is missing"),
+        ({"type": "image_url", "image_url": to_url(b"no image")}, ".image_url", "whole"),
+    ],
+)  # fmt: skip
+async def test_images_without_data_are_refused(lab, part, param, rule):
+    error = await refuse(lab, messages=[user(text("a"), part)])
+    check_refusal(error, f"messages[0].content[1]{param}", rule)
+
+
+async def test_too_many_images_are_refused(lab):
+    error = await refuse(lab, messages=[user(*[image()] * 4)])
+    check_refusal(error, "messages[0].content[3].image_url.url", "at most 3")
+    assert lab.reader.sources == []
+
+
+async def test_text_that_spells_a_placeholder_is_text(lab):
+    assert (await lab.chat(messages=[user(text("<pad>"), image(10))])).status == 200
+    request = lab.engine.requests[-1]
+    assert request.prompt.count(lab.renderer.tokenizer.token_to_id("<pad>")) == 1
+    assert lab.prompt == "user: <pad><pad>;"
+
+
+async def test_placeholders_without_images_are_refused(lab):
+    token = lab.renderer.tokenizer.token_to_id("<pad>")
+    for prompt in ([5, token], "a <pad>", [[5], [token]]):
+        error = await refuse(lab, "/v1/completions", prompt=prompt)
+        check_refusal(error, "prompt", "stands for an image")
+    assert (await lab.post("/v1/completions", {"prompt": [5, 6]})).status == 200
+
+
+async def test_a_template_that_shows_no_image_is_named(lab):
+    lab.renderer = PartsRenderer(IN_PARTS)
+    lab.gateway.open(lab.path())
+    error = await refuse(lab, messages=[user(image())])
+    check_refusal(error, "messages", "wrote 0 placeholders for 1 images")
+    lab.renderer = PartsRenderer(str(TEMPLATES["knows developer"]))
+    lab.gateway.open(lab.path())
+    check_refusal(await refuse(lab, messages=[user(image())]), "messages", "as one text")
+
+
+async def test_a_prompt_that_is_too_long_names_its_images(lab):
+    error = await refuse(lab, messages=[user(text("a"), image(300))])
+    assert "Images have 300 of these tokens." in error["message"]
+    assert error["code"] == "context_length_exceeded"
+    body = {"max_tokens": 9, "messages": [user(block(300))]}
+    error = await refuse(lab, "/v1/messages", **body)
+    assert error["message"].startswith("prompt is too long: 3")
+    assert error["message"].endswith("> 256 maximum Images have 300 of these tokens.")
+
+
+async def test_the_answer_is_limited_to_the_room_beside_the_images(lab):
+    await lab.chat(messages=[user(image(200))], max_tokens=100)
+    request = lab.engine.requests[-1]
+    assert request.sampling.max_tokens == 256 - request.num_prompt
+
+
+@pytest.mark.parametrize(("name", "value"), [("truncate_prompt_tokens", 9), ("prompt_logprobs", 0)])
+async def test_fields_about_prompt_tokens_are_refused(lab, name, value):
+    error = await refuse(lab, messages=[user(image())], **{name: value})
+    check_refusal(error, name, "does not work with images")
+
+
+def blocks(*widths: int) -> list[dict[str, Any]]:
+    return [block(width) for width in widths]
+
+
+async def ask(lab: SeeingLab, *messages: Any, **fields: Any) -> Answer:
+    return await lab.post("/v1/messages", {"max_tokens": 9, "messages": [*messages], **fields})
+
+
+async def test_the_images_of_messages(lab):
+    use = {"type": "tool_use", "id": "t", "name": "read", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [text("b"), block(12)]}
+    messages = [
+        user(text("a"), text("b"), block(10), text("c")),
+        {"role": "assistant", "content": [use]},
+        user(result, block(14), text("d")),
+    ]
+    answer = await ask(lab, *messages)
+    assert answer.status == 200
+    assert lab.prompt == "user: a\nb<pad>c;assistant: ;tool: b<pad>;user: <pad>d;"
+    assert lab.widths == [10, 12, 14]
+    num_prompt = lab.engine.requests[-1].num_prompt
+    assert answer.json["usage"]["input_tokens"] == num_prompt
+    counted = await lab.post("/v1/messages/count_tokens", {"messages": messages})
+    assert counted.json == {"input_tokens": num_prompt}
+    start = (await ask(lab, *messages, stream=True)).body.partition(b"message_start")[2]
+    assert f'"input_tokens":{num_prompt},'.encode() in start
+
+
+async def test_a_failed_tool_s_image(lab):
+    use = {"type": "tool_use", "id": "t", "name": "read", "input": {}}
+    failed = {"type": "tool_result", "tool_use_id": "t", "is_error": True, "content": blocks(10)}
+    messages = [user(text("a")), {"role": "assistant", "content": [use]}, user(failed)]
+    assert (await ask(lab, *messages)).status == 200
+    assert lab.prompt.endswith("tool: Error: <pad>;")
+
+
+async def test_an_image_by_address_in_messages(lab):
+    part = {"type": "image", "source": {"type": "url", "url": url(10)}}
+    assert (await ask(lab, user(part))).status == 200
+    assert lab.reader.sources[0].param == "messages[0].content[0].source.url"
+
+
+async def respond(lab: SeeingLab, *items: Any, **fields: Any) -> Answer:
+    return await lab.post("/v1/responses", {"input": [*items], **fields})
+
+
+async def test_the_images_of_responses(lab):
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": [input_image(12)]}
+    items = [user(input_text("a"), input_image(10), input_text("b")), call, output]
+    answer = await respond(lab, *items)
+    assert answer.status == 200
+    assert lab.prompt == "user: a<pad>b;assistant: ;tool: <pad>;"
+    assert lab.widths == [10, 12]
+    num_prompt = lab.engine.requests[-1].num_prompt
+    assert answer.json["usage"]["input_tokens"] == num_prompt
+    counted = await lab.post("/v1/responses/input_tokens", {"input": items})
+    assert counted.json["input_tokens"] == num_prompt
+
+
+async def test_a_stored_response_keeps_its_images(lab):
+    first = (await respond(lab, user(input_text("a"), input_image(10)))).json
+    items = (await lab.get(f"/v1/responses/{first['id']}/input_items")).json["data"]
+    assert items[0]["content"][1]["image_url"] == url(10)
+    answer = await respond(lab, user(input_image(12)), previous_response_id=first["id"])
+    assert answer.status == 200
+    assert lab.prompt == "user: a<pad>;assistant: a cat;user: <pad>;"
+    assert lab.widths == [10, 12]
+
+
+async def test_a_conversation_keeps_its_images(lab):
+    item = {"type": "message"} | user(input_image(10))
+    created = await lab.post("/v1/conversations", {"items": [item]})
+    assert HEADER not in created.headers
+    await respond(lab, user(input_text("b")), conversation=created.json["id"])
+    assert lab.prompt == "user: <pad>;user: b;"
+    await respond(lab, user(input_text("c")), conversation=created.json["id"])
+    assert lab.prompt == "user: <pad>;user: b;assistant: a cat;user: c;"
+    assert lab.widths == [10]
+
+
+async def test_an_item_that_a_text_model_stored(lab):
+    """Nobody looked into its image."""
+    reading = lab.gateway.pipeline
+    lab.gateway.open(super(SeeingLab, lab).path())
+    broken = {"type": "message"} | user({"type": "input_image", "file_id": "f"}, input_image(10))
+    said = {"type": "message", "role": "assistant", "content": "x"}
+    id = (await lab.post("/v1/conversations", {"items": [broken, said]})).json["id"]
+    lab.gateway.open(reading)
+    assert (await respond(lab, user(input_text("b")), conversation=id)).status == 200
+    omitted = "[image omitted: this model cannot read it here]"
+    assert lab.prompt == f"user: {omitted}<pad>;assistant: x;user: b;"
+
+
+async def test_the_places_of_refused_images_in_responses(lab):
+    items = [user(input_text("a")), {"type": "web_search_call", "id": "w"}]
+    items.append(user({"type": "input_image", "image_url": to_url(b"broken")}))
+    error = await refuse(lab, "/v1/responses", input=items)
+    check_refusal(error, "input[2].content[0].image_url", "whole")
+    error = await refuse(lab, "/v1/responses", input=[user({"type": "input_image"})])
+    check_refusal(error, "input[0].content[0].image_url", "is missing")
+
+
+async def test_dropped_messages_take_their_images_along(lab):
+    turns = [user(input_text("a"), input_image(100)), {"role": "assistant", "content": "x"}]
+    items = [*turns, user(input_text("b"), input_image(90)), user(input_image(80))]
+    answer = await respond(lab, *items, truncation="auto", max_output_tokens=20)
+    assert answer.status == 200
+    assert lab.widths == [90, 80]
+    assert lab.prompt == "assistant: x;user: b<pad>;user: <pad>;"
+    assert (await respond(lab, *items, max_output_tokens=20)).status == 400
+
+
+async def test_a_background_response_has_images(lab):
+    first = (await respond(lab, user(input_image(10)), background=True)).json
+    await lab.runs.finish(5)
+    stored = (await lab.get(f"/v1/responses/{first['id']}")).json
+    assert stored["status"] == "completed"
+    assert lab.widths == [10]
+
+
+async def test_images_are_decoded_before_the_engine_sees_them():
+    lab = SeeingLab(reader=ImageReader(ImageLimits(max_pixels=1000)))
+    lab.says("a cat")
+    try:
+        assert (await lab.chat(messages=[user(image(50))])).status == 200
+        assert lab.widths == [50]
+        lab.engine.requests.clear()
+        error = await refuse(lab, messages=[user(text("a"), image(200))])
+        check_refusal(error, "messages[0].content[1].image_url.url", "1000")
+        half = {"type": "image_url", "image_url": to_url(picture()[:60])}
+        check_refusal(
+            await refuse(lab, messages=[user(half)]), "messages[0].content[0].image_url", ""
+        )
+    finally:
+        await lab.reader.aclose()
