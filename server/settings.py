@@ -252,7 +252,8 @@ class Settings:
     )
     history_media: str = setting(
         "placeholder",
-        "images and files in earlier messages and tool results: a placeholder, or a 400",
+        "images and files in earlier messages and tool results that the model cannot read: a "
+        "placeholder, or a 400",
         choices=("placeholder", "refuse"),
     )
     workloads: tuple[str, ...] = setting((), "further workload names for x-eaglegate-workload")

@@ -80,6 +80,7 @@ from eaglegate.server.cli.reload import (
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import make_part
 from eaglegate.server.generation.grammar import ParserFactory
+from eaglegate.server.generation.images import ImageIntake
 from eaglegate.server.generation.model_defaults import check_default_sampling
 from eaglegate.server.generation.pipeline import Pipeline
 from eaglegate.server.generation.served_model import ServedModel
@@ -289,6 +290,7 @@ class ServeCommand:
             PromptTurns(lambda: self._resilient.step_tokens),
             CacheIsolation(frozenset(self._settings.shared_prefix_cache)),
             None if probe is None else ConstraintTrials(probe),
+            self._open_images(info),
         )
         for feature in self._features:
             feature.start(info)
@@ -305,6 +307,17 @@ class ServeCommand:
             url, operator, name, info, self._parsers, seconds, clients, bool(keys)
         )
         self._progress.announce(banner, url, operator)
+
+    def _open_images(self, info: EngineInfo) -> ImageIntake | None:
+        """Return the reader of images; None if the model reads text only."""
+        if info.image_input is None:
+            return None
+        from eaglegate.text.media.reader import ImageReader
+        from eaglegate.text.media.source import ImageLimits
+
+        settings = self._settings
+        reader = ImageReader(make_part(ImageLimits, settings), settings.media_hosts)
+        return ImageIntake(self._engine, reader, info.image_input.placeholder)
 
     def _record_start(self, info: EngineInfo, seconds: float) -> EngineInfo:
         """Add the gateway's parts to those of the engine's start, and publish them."""
@@ -325,6 +338,9 @@ class ServeCommand:
         self._gateway.stop()
         await self._engine.aclose()
         await self._backend.aclose()
+        pipeline = self._gateway.pipeline
+        if pipeline is not None and pipeline.images is not None:
+            await pipeline.images.reader.aclose()
         await self._tracing.aclose()
         for feature in self._features:
             await feature.aclose()
@@ -420,7 +436,9 @@ def _make_parsers(backend: Backend, settings: Settings) -> ParserFactory:
 def _describe_model(
     gateway: Gateway, info: EngineInfo, parsers: ParserFactory, settings: Settings, backend: Backend
 ) -> ServedModel:
-    field = settings.reasoning_field
+    field, images = settings.reasoning_field, info.image_input
+    if images is not None and images.max_images > settings.max_images:
+        images = replace(images, max_images=settings.max_images)
     return ServedModel(
         models=gateway.models,
         adapters=frozenset(backend.adapters),
@@ -436,6 +454,7 @@ def _describe_model(
         vocab_size=info.vocab_size,
         thinking_budget=info.thinking_budget,
         replaces_media=settings.history_media == "placeholder",
+        images=images,
     )
 
 
