@@ -1,10 +1,21 @@
 // One request to the public API, as a body and a stream of steps: chat completions, responses, messages.
 const TOOL_NEUTRAL = fn => ({ name: fn.name, description: fn.description, parameters: fn.parameters });
 
+// Pictures come before the text. A prompt without any stays a string.
+function content(q, makePicture, textType = "text") {
+  if (!q.pictures.length) return q.prompt;
+  return [...q.pictures.map(makePicture), { type: textType, text: q.prompt }];
+}
+
+function source(url) {
+  const [, mediaType, data] = url.match(/^data:([^;]*);base64,(.*)$/);
+  return { type: "base64", media_type: mediaType, data };
+}
+
 function chat(q) {
   const body = { model: q.model, messages: [], max_tokens: q.tokens, stream: true, stream_options: { include_usage: true } };
   if (q.system) body.messages.push({ role: "system", content: q.system });
-  body.messages.push({ role: "user", content: q.prompt });
+  body.messages.push({ role: "user", content: content(q, url => ({ type: "image_url", image_url: { url } })) });
   if (q.tools.length) body.tools = q.tools;
   if (q.schema) body.response_format = { type: "json_schema", json_schema: { name: "answer", strict: true, schema: q.schema } };
   if (q.effort) body.reasoning_effort = q.effort;
@@ -12,7 +23,9 @@ function chat(q) {
 }
 
 function responses(q) {
-  const body = { model: q.model, input: q.prompt, max_output_tokens: q.tokens, stream: true, store: false };
+  const parts = content(q, url => ({ type: "input_image", image_url: url }), "input_text");
+  const input = q.pictures.length ? [{ role: "user", content: parts }] : parts;
+  const body = { model: q.model, input, max_output_tokens: q.tokens, stream: true, store: false };
   if (q.system) body.instructions = q.system;
   if (q.tools.length) body.tools = q.tools.map(t => ({ type: "function", ...TOOL_NEUTRAL(t.function || t) }));
   if (q.schema) body.text = { format: { type: "json_schema", name: "answer", strict: true, schema: q.schema } };
@@ -21,7 +34,8 @@ function responses(q) {
 }
 
 function messages(q) {
-  const body = { model: q.model, max_tokens: q.tokens, messages: [{ role: "user", content: q.prompt }], stream: true };
+  const parts = content(q, url => ({ type: "image", source: source(url) }));
+  const body = { model: q.model, max_tokens: q.tokens, messages: [{ role: "user", content: parts }], stream: true };
   if (q.system) body.system = q.system;
   if (q.tools.length) body.tools = q.tools.map(t => {
     const { parameters, ...rest } = TOOL_NEUTRAL(t.function || t);
@@ -128,7 +142,9 @@ const quote = text => "'" + text.replaceAll("'", "'\\''") + "'";
 export function asCurl(q, needsKey) {
   const url = new URL(APIS[q.api].path, document.baseURI).href;
   const key = needsKey ? " \\\n  -H \"authorization: Bearer $EAGLEGATE_API_KEY\"" : "";
-  return `curl -N ${quote(url)} \\\n  -H 'content-type: application/json'${key} \\\n  -d ${quote(JSON.stringify(makeBody(q), null, 2))}\n`;
+  const head = `curl -N ${quote(url)} \\\n  -H 'content-type: application/json'${key} \\\n  -d `, body = JSON.stringify(makeBody(q), null, 2);
+  if (!q.pictures.length) return `${head}${quote(body)}\n`;
+  return `${head}@- <<'EOF'\n${body}\nEOF\n`; // pictures are longer than an argument may be
 }
 
 function literal(value, indent = "") {

@@ -1,6 +1,7 @@
 // The playground: asks the public API for an answer with its steps, and shows the origin of every token.
 import { $, el, fixed } from "./dom.js";
 import { asCurl, asPython, ask } from "./ask.js";
+import { listPictures, watchPictures } from "./pictures.js";
 
 const WEATHER = [{ type: "function", function: {
   name: "get_weather", description: "The weather in a city.",
@@ -195,7 +196,7 @@ function question() {
   if (!Array.isArray(tools)) throw new Error("Tools must be a list");
   return {
     api: $("api").value, model: $("model").value, depth: readDepth($("depth").value), system: $("system").value,
-    prompt: $("prompt").value, tools, schema: readJson("schema", "The schema"), effort: $("effort").value,
+    prompt: $("prompt").value, pictures: listPictures(), tools, schema: readJson("schema", "The schema"), effort: $("effort").value,
     temperature: number("temperature"), seed: number("seed"), tokens: number("tokens") || 200,
   };
 }
@@ -355,6 +356,7 @@ $("stop").onclick = () => running?.abort();
 $("curl").onclick = () => copy(asCurl);
 $("python").onclick = () => copy(asPython);
 $("api").onchange = () => { $("seed").disabled = $("api").value === "messages"; };
+watchPictures(say);
 addEventListener("hashchange", view);
 choose("chat");
 view();

@@ -29,6 +29,7 @@ FILES = {
     "/page/dom.js",
     "/page/operate.js",
     "/page/page.css",
+    "/page/pictures.js",
     "/page/playground.js",
 }
 OPEN = {"/health", "/ready", "/ping"} | FILES

@@ -187,6 +187,72 @@ async def test_steps_are_counted_and_rejected_drafts_shown(lab, tmp_path):
             assert page.problems == []
 
 
+DATA = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAIAAAABCAAAAADRSSBWAAAAC0lEQVR4nGM8wQAAAZYAyhQqAnYAAAAASUVORK5CYII="
+)
+TRANSFER = f"""(() => {{
+  const data = Uint8Array.from(atob('{DATA}'), c => c.charCodeAt(0)), files = new DataTransfer();
+  files.items.add(new File([data], 'cat.png', {{ type: 'image/png' }}));
+  const options = {{ bubbles: true, cancelable: true, dataTransfer: files, clipboardData: files }};
+  return options;
+}})()"""
+RECORD = """(() => {
+  const plain = window.fetch;
+  window.fetch = (path, options) => {
+    if (options?.body) window.sent = options.body;
+    return plain(path, options);
+  };
+})()"""
+PICTURES = "document.querySelectorAll('#pictures canvas').length"
+
+
+def find_pictures(api: str, body: dict) -> list:
+    """The parts of the user's message."""
+    return body["input" if api == "responses" else "messages"][0]["content"]
+
+
+@pytest.mark.slow
+@in_a_browser
+async def test_pictures_are_dropped_and_pasted_into_a_prompt(lab, tmp_path):
+    url = f"data:image/png;base64,{DATA}"
+    source = {"type": "base64", "media_type": "image/png", "data": DATA}
+    parts = {
+        "chat": [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "Hi"}],
+        "responses": [
+            {"type": "input_image", "image_url": url}, {"type": "input_text", "text": "Hi"},
+        ],
+        "messages": [{"type": "image", "source": source}, {"type": "text", "text": "Hi"}],
+    }  # fmt: skip
+    with on_a_port(make_app(lab, make_page_routes())) as address:
+        async with asyncio.timeout(60), browser(tmp_path / "p") as page:
+            for device in DEVICES:
+                await open_playground(page, f"{address}/playground?{device}", device)
+                await wait_for(page, OPENED)
+                await page.value(RECORD)
+                prompt = "document.getElementById('prompt').dispatchEvent"
+                await page.value(f"{prompt}(new DragEvent('drop', {TRANSFER}))")
+                await wait_for(page, f"{PICTURES} == 1")
+                await page.value(f"{prompt}(new ClipboardEvent('paste', {TRANSFER}))")
+                await wait_for(page, f"{PICTURES} == 2")
+                await shoot(page, tmp_path / f"pictures-{device}.png")
+                wide = "document.documentElement.scrollWidth - innerWidth"
+                assert await page.value(wide) <= 0, "scrolls sideways"
+                await page.value("document.querySelector('#pictures button').click()")
+                await wait_for(page, f"{PICTURES} == 1")
+            for at, (api, expected) in enumerate(parts.items(), 1):
+                await fill(page, api=api, prompt="Hi")
+                await page.value("document.getElementById('run').click()")
+                await wait_for(page, f"document.getElementById('panels').dataset.done == '{at}'")
+                assert find_pictures(api, orjson.loads(await page.value("window.sent"))) == expected
+                await page.value("document.getElementById('curl').click()")
+                copied = await page.value("document.getElementById('copied').value")
+                assert "-d @- <<'EOF'" in copied and DATA in copied
+            bad = TRANSFER.replace("cat.png", "cat.svg").replace("image/png", "image/svg+xml")
+            await page.value(f"{prompt}(new DragEvent('drop', {bad}))")
+            said = "document.getElementById('said').innerText"
+            await wait_for(page, f"{said}.includes('cat.svg is not a picture in PNG, JPEG')")
+
+
 EXAMPLES = ("chat", "tool call", "structured output", "reasoning", "repetition")
 
 
