@@ -209,7 +209,7 @@ class RequestFacts:
     """A fingerprint of the system prompt and tool schemas; may be empty."""
     stream: bool
     prompt_tokens: int
-    """Tokens of the prompt; of the longest one if the request has several."""
+    """Tokens of the prompt with its images; of the longest one if the request has several."""
     sequences: tuple[str, ...]
     """``EngineRequest.id`` of every choice."""
     arrived: float
@@ -228,6 +228,8 @@ class RequestFacts:
     """Messages as the chat template gets them. They must never be logged."""
     tools: Sequence[Mapping[str, Any]] = ()
     times: RequestTimes = field(default_factory=RequestTimes)
+    images: int = 0
+    """Images of the prompt; of the one with the most if the request has several."""
 
 
 class Observation(Protocol):

@@ -76,6 +76,8 @@ def name_api(name_or_path: str) -> str:
     return _APIS.get(name_or_path, OTHER)
 
 
+TEXT, IMAGES = "text", "images"
+"""Kinds of prompts."""
 NO_KEY = ""
 """Label of requests without a key, and of keys that no operator has named."""
 NO_TEMPLATE = "none"

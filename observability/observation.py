@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from eaglegate.engine.events import Ending, EventCallback, RequestFacts, Usage
 from eaglegate.engine.totals import Totals
-from eaglegate.observability.labels import NO_DRAFT, NO_KEY, OTHER, Labels
+from eaglegate.observability.labels import NO_DRAFT, NO_KEY, OTHER, TEXT, Labels
 from eaglegate.observability.sequence import MonotonicClock, PhaseShare, SequenceTimeline
 from eaglegate.text.events import Outcome, Phase, Repair
 
@@ -25,6 +25,8 @@ class SliceNames(NamedTuple):
     draft: str = NO_DRAFT
     """Fingerprint of the draft that currently serves the request."""
     key: str = NO_KEY
+    input: str = TEXT
+    """Kind of the prompt: text, or images with text."""
 
 
 PhaseShares = dict[Phase, PhaseShare]

@@ -33,9 +33,11 @@ from eaglegate.observability.facts import (
 )
 from eaglegate.observability.history import DayHistory
 from eaglegate.observability.labels import (
+    IMAGES,
     NO_DRAFT,
     NO_KEY,
     NO_TEMPLATE,
+    TEXT,
     KnownNames,
     Labels,
     RecentNames,
@@ -332,7 +334,8 @@ class Telemetry:
             self._forget_template(forgotten_template)
         labels = self._make_labels(facts.model, facts.lane, facts.workload)
         context, key = name_context(facts.prompt_tokens), self.name_key(facts.key)
-        return SliceNames(labels, context, template, self.draft, key)
+        kind = IMAGES if facts.images else TEXT
+        return SliceNames(labels, context, template, self.draft, key, kind)
 
     def name_key(self, key: str | None) -> str:
         """Return the label of a key: its name, ``other``, or empty without named keys."""
@@ -340,7 +343,8 @@ class Telemetry:
 
     def _name_direct_slices(self, request: EngineRequest, model: str) -> SliceNames:
         labels = self._make_labels(model, request.lane, request.workload)
-        return SliceNames(labels, name_context(request.num_prompt), NO_TEMPLATE, self.draft)
+        context, kind = name_context(request.num_prompt), IMAGES if request.images else TEXT
+        return SliceNames(labels, context, NO_TEMPLATE, self.draft, input=kind)
 
     def name_workload(self, workload: str) -> str:
         """Return the label of a workload."""

@@ -13,7 +13,7 @@ from operator import add
 
 from eaglegate.engine.events import Ending
 from eaglegate.engine.totals import Totals
-from eaglegate.observability.labels import NO_KEY, Labels, TelemetrySettings
+from eaglegate.observability.labels import NO_KEY, TEXT, Labels, TelemetrySettings
 from eaglegate.observability.observation import DecodeProgress, RequestRecord, SliceNames
 from eaglegate.observability.sequence import PhaseShare
 from eaglegate.text.events import Phase
@@ -117,7 +117,7 @@ class SlidingWindow:
         self._accepted = self._accepted * decay + sums.totals.accepted
 
 
-ALL, LANE, WORKLOAD, CONTEXT, PHASE, TEMPLATE, KEY = KINDS = (
+ALL, LANE, WORKLOAD, CONTEXT, PHASE, TEMPLATE, KEY, INPUT = KINDS = (
     "all",
     "lane",
     "workload",
@@ -125,12 +125,14 @@ ALL, LANE, WORKLOAD, CONTEXT, PHASE, TEMPLATE, KEY = KINDS = (
     "phase",
     "template",
     "key",
+    "input",
 )
 SliceKey = tuple[str, str]
 
 
 def name_slices(slices: SliceNames) -> dict[str, str]:
-    """Return the slices that count the whole request, by kind. Its phases differ by step."""
+    """Return the slices that count the whole request, by kind. Its phases differ by step. Prompts
+    without images have no slice by input."""
     labels = slices.labels
     names = {
         ALL: "",
@@ -139,6 +141,8 @@ def name_slices(slices: SliceNames) -> dict[str, str]:
         CONTEXT: slices.context,
         TEMPLATE: slices.template,
     }
+    if slices.input != TEXT:
+        names[INPUT] = slices.input
     return names if slices.key == NO_KEY else names | {KEY: slices.key}
 
 

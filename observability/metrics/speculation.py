@@ -11,7 +11,7 @@ from eaglegate.observability.facts import (
     KeyForgotten,
     TemplateForgotten,
 )
-from eaglegate.observability.labels import LABELS, NO_KEY, Labels
+from eaglegate.observability.labels import LABELS, NO_KEY, TEXT, Labels
 from eaglegate.observability.metrics.base import MetricGroup, Samples
 from eaglegate.observability.observation import DecodeProgress, RequestRecord
 from eaglegate.observability.sequence import PhaseShare
@@ -299,6 +299,20 @@ class ByContext(SliceCounters):
         self.add(progress.slices.labels, progress.slices.context, progress.total)
 
 
+class ByInput(SliceCounters):
+    """Acceptance, fallback and TPOT after images; a draft may not have seen any.
+
+    ``1 + sum by (input) (rate(eaglegate_input_accepted_tokens_total[15m]))
+    / sum by (input) (rate(eaglegate_input_verify_steps_total[15m]))``
+    """
+
+    kind = "input"
+
+    def record_progress(self, progress: DecodeProgress) -> None:
+        if progress.slices.input != TEXT:
+            self.add(progress.slices.labels, progress.slices.input, progress.total)
+
+
 class ByPhase(SliceCounters):
     """Acceptance by phase (reasoning, content, tool_call): each step counts for the phase of its
     tokens.
@@ -412,6 +426,7 @@ GROUPS: tuple[type[MetricGroup], ...] = (
     Unclaimed,
     SpeculationNow,
     ByContext,
+    ByInput,
     ByPhase,
     ByTemplate,
     ByDraft,

@@ -231,6 +231,7 @@ def _describe_request(
         messages=chat.messages if chat else (),
         tools=chat.tools if chat else (),
         times=times,
+        images=max(len(request.images) for request in requests),
     )
 
 

@@ -58,9 +58,12 @@ async def test_the_page_has_the_headlines_of_further_parts(telemetry):
     assert page["clock"] == {"hour": 3}
 
 
-def request(telemetry: Telemetry, now: Now, accepted: int, steps: int = 20) -> None:
+def request(
+    telemetry: Telemetry, now: Now, accepted: int, steps: int = 20, images: int = 0
+) -> None:
+    times = now.value, now.value
     facts = RequestFacts(
-        "r", "chat", "m", "default", "chat", "", False, 600, ("r-0",), now.value, now.value
+        "r", "chat", "m", "default", "chat", "", False, 600, ("r-0",), *times, images=images
     )
     observation = telemetry.begin(facts)
     sequence, _ = telemetry.open_sequence(_Named("r-0"), "m")
@@ -88,7 +91,8 @@ async def test_every_slice_with_its_own_numbers(telemetry, now):
     assert data["all"]["conditional_acceptance"] == [1, 1, 0]
     assert data["all"]["tpot_s"] == pytest.approx(0.2 / 60)
     slices = data["slices"]
-    assert set(slices) == {"lane", "workload", "context", "phase", "template", "key"}
+    assert set(slices) == {"lane", "workload", "context", "phase", "template", "key", "input"}
+    assert slices["input"] == {}
     assert slices["key"] == {}
     assert slices["workload"]["chat"]["requests"] == 1
     assert slices["context"]["513-2k"]["tokens"] == 61
@@ -103,6 +107,19 @@ async def test_every_slice_with_its_own_numbers(telemetry, now):
     assert slices["phase"]["reasoning"]["acceptance_length"] is None
     assert slices["template"]["none"]["fallback_ratio"] == 0
     assert sum(point["acceptance_length"] is not None for point in data["history"]) == 1
+
+
+async def test_prompts_with_images_have_a_slice_of_their_own(telemetry, now):
+    request(telemetry, now, accepted=2)
+    request(telemetry, now, accepted=0, images=2)
+    data = (await get(telemetry, "/debug/speculation")).json()
+    assert data["all"]["acceptance_length"] == 2
+    assert data["slices"]["input"]["images"]["acceptance_length"] == 1
+    assert data["slices"]["input"]["images"]["requests"] == 1
+    page = (await get(telemetry, "/metrics")).text
+    labels = '{input="images",lane="default",model="m"}'
+    assert f"eaglegate_input_verify_steps_total{labels} 20.0" in page
+    assert f"eaglegate_input_fallback_steps_total{labels} 20.0" in page
 
 
 async def test_a_collapse_shows_against_the_trailing_baseline(telemetry, now):

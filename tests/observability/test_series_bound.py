@@ -31,7 +31,9 @@ MODELS, LANES, WORKLOADS = (
 )
 PER_LABEL_SET = 240
 PER_SLICE = 6
-SLICES = len(CONTEXTS) + len(Phase) + SETTINGS.templates + 2
+IMAGES_ALONE = 1
+"""Prompts without images have no series by input."""
+SLICES = len(CONTEXTS) + len(Phase) + SETTINGS.templates + 2 + IMAGES_ALONE
 KEYS = ("chat", "nightly")
 PER_KEY = PER_SLICE + 2
 REFUSALS = 5 * 41
@@ -57,6 +59,7 @@ def hostile(telemetry: Telemetry, random: Random, at: int) -> None:
         arrived=telemetry.clock(),
         admitted=telemetry.clock(),
         key=random.choice([*KEYS, noise, None]),
+        images=random.choice([0, 1, 1000]),
     )
     observation = telemetry.begin(facts)
     sequence = telemetry._sequences[noise]
