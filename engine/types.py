@@ -287,6 +287,10 @@ class SpeculationInfo:
     """One sentence for each setting that may change text; None if unknown."""
 
 
+TEXT_ONLY = "text only"
+TEXT_AND_IMAGES = "text and images"
+
+
 @dataclass(frozen=True, slots=True)
 class ImageInput:
     """How a model takes images."""
@@ -321,6 +325,10 @@ class EngineInfo:
     """Maximum number of tokens that the engine computes in a step."""
     image_input: ImageInput | None = None
     """How the model takes images; None if it reads text only."""
+
+    @property
+    def input_summary(self) -> str:
+        return TEXT_ONLY if self.image_input is None else TEXT_AND_IMAGES
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from eaglegate.engine.speculation.inspection.configs import TEXT_PARTS, TargetCo
 from eaglegate.engine.speculation.inspection.weights import InvalidCheckpoint
 from eaglegate.engine.speculation.naming import SHORT, name_speculation
 from eaglegate.engine.speculation.prefix_cost import find_prefix_cost
+from eaglegate.engine.types import TEXT_AND_IMAGES, TEXT_ONLY
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,8 @@ class EnginePlan:
     block_size: int | None = None
     """Tokens per block of the KV cache; None leaves the size to vLLM."""
     prefix_caching: bool = True
+    language_model_only: bool = False
+    """True if the model's encoder of images is left out."""
     kv_connector: bool = False
     """True if a KV connector shares the cache's blocks with other engines."""
     generation_config: str = "auto"
@@ -113,6 +116,7 @@ def make_plan(arguments: Any, adapters: Mapping[str, str] | None = None) -> Engi
         executor=get_executor_name(getattr(arguments, "distributed_executor_backend", None)),
         gpu_memory_utilization=getattr(arguments, "gpu_memory_utilization", None) or 0.9,
         kv_cache_bytes=getattr(arguments, "kv_cache_memory_bytes", None),
+        language_model_only=bool(getattr(arguments, "language_model_only", None)),
         kv_connector=getattr(arguments, "kv_transfer_config", None) is not None,
         quantizes_online=getattr(arguments, "quantization_config", None) is not None,
         cpu_offload_gib=getattr(arguments, "cpu_offload_gb", None) or 0.0,
@@ -259,6 +263,9 @@ def list_facts(scene: PreflightContext) -> Iterator[tuple[str, str]]:
     if local.target is not None:
         yield "layers", f"{local.target.num_layers}, hidden size {local.target.hidden_size}"
         yield "vocabulary", str(local.target.vocab_size)
+    if local.raw:
+        reads_images = "vision_config" in local.raw and not plan.language_model_only
+        yield "input", TEXT_AND_IMAGES if reads_images else TEXT_ONLY
     yield "dtype", format_resolved(plan.dtype, get_stored_dtype(local))
     unknown_scheme = "none" if local.raw else "unknown until the model is here"
     yield "quantisation", plan.quantization or get_stored_scheme(local) or unknown_scheme

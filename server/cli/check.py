@@ -94,6 +94,7 @@ def _format_worker(answer: WorkerReport | EngineStartError) -> list[str]:
         {
             "model": info.model,
             "context": f"{info.max_model_len} tokens",
+            "input": info.input_summary,
             "speculation": info.speculation.summary,
             **details,
             **({"faults": f"{faults} (see the remarks)"} if faults else {}),

@@ -164,6 +164,7 @@ def format_banner(
     details = {name: info.details[name] for name in ("workers", "depth") if name in info.details}
     facts = {
         "model": f"{model} ({info.model}), context {info.max_model_len} tokens",
+        "input": info.input_summary,
         "speculation": info.speculation.summary or "off",
         **details,
         "tools": parsers.tool_parser or "no parser",

@@ -317,7 +317,8 @@ class ServeCommand:
 
         settings = self._settings
         reader = ImageReader(make_part(ImageLimits, settings), settings.media_hosts)
-        return ImageIntake(self._engine, reader, info.image_input.placeholder)
+        placeholder = info.image_input.placeholder
+        return ImageIntake(self._engine, reader, placeholder, settings.engine_wait_s)
 
     def _record_start(self, info: EngineInfo, seconds: float) -> EngineInfo:
         """Add the gateway's parts to those of the engine's start, and publish them."""

@@ -6,12 +6,14 @@ image. Limits, quotas and usage count the tokens after that.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from eaglegate.engine.base import CountsImages, Engine
-from eaglegate.engine.errors import EngineError
+from eaglegate.engine.errors import EngineDead, EngineError
 from eaglegate.server.access.budget import RequestCharge
 from eaglegate.server.errors import (
     PROMPT_PARAM,
@@ -28,6 +30,9 @@ from eaglegate.text.media.source import ImageReaderLost, ImageRefused, ImageSour
 if TYPE_CHECKING:
     from eaglegate.text.media.reader import ImageReader
 
+POLL_S = 0.05
+RETRY_S = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class ImageIntake:
@@ -37,6 +42,8 @@ class ImageIntake:
     reader: ImageReader
     placeholder: int
     """Id of the token that stands for an image."""
+    wait_s: float = 0.0
+    """Longest wait for an engine that restarts."""
 
     async def read(
         self, sources: Sequence[ImageSource], charge: RequestCharge
@@ -81,13 +88,21 @@ class ImageIntake:
         return measure
 
     async def _count(self, token_ids: Sequence[int], images: Sequence[Image]) -> int:
-        counter = self.engine.capability(CountsImages)
-        if counter is None:
-            raise Unavailable("No engine that reads images is running; try again.")
-        try:
-            return await counter.count_prompt(token_ids, images)
-        except EngineError as error:
-            raise from_engine(error) from error
+        """Return the number of a prompt's tokens with those of its images. Raises GatewayError."""
+        end = time.monotonic() + self.wait_s
+        while True:
+            counter = self.engine.capability(CountsImages)
+            try:
+                if counter is not None:
+                    return await counter.count_prompt(token_ids, images)
+            except EngineDead:
+                pass
+            except EngineError as error:
+                raise from_engine(error) from error
+            if time.monotonic() >= end:
+                reason = "No engine that reads images is running; try again."
+                raise Unavailable(reason, code="engine_dead", retry_after_s=RETRY_S)
+            await asyncio.sleep(POLL_S)
 
     def check_text(self, token_ids: Sequence[int], api: str) -> None:
         """Raise InvalidRequest for a placeholder in a prompt without images."""

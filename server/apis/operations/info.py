@@ -59,6 +59,8 @@ def _add_models(routes: APIRouter, gateway: Gateway) -> None:
         details: dict[str, Any] = {}
         if (pipeline := gateway.pipeline) is not None:
             details["max_model_len"] = pipeline.info.max_model_len
+            images = [] if pipeline.served.images is None else ["image"]
+            details["input_modalities"] = ["text", *images]
             if name in pipeline.served.adapters:
                 details["parent"] = gateway.models[0]
         return {

@@ -131,6 +131,16 @@ def test_a_model_that_was_not_read_has_an_unknown_quantisation():
     assert "quantisation       none" in check(plan(), wanted(), LAPTOP).text
 
 
+def test_what_the_model_reads_is_shown(tmp_path):
+    assert "input              text only" in check(plan(), wanted(), LAPTOP).text
+    target = copy_draft(tmp_path / "target")
+    change_config(target, vision_config={})
+    seeing = EnginePlan(str(target))
+    assert "input              text and images" in check(seeing, wanted(), LAPTOP).text
+    found = check(replace(seeing, language_model_only=True), wanted(), LAPTOP)
+    assert "input              text only" in found.text
+
+
 def test_the_seed_and_every_speculative_setting_are_shown():
     speculation = {**(plan().speculative_config or {}), "draft_tensor_parallel_size": 1}
     found = check(replace(plan(), speculative_config=speculation, seed=7), wanted(), LAPTOP)

@@ -14,6 +14,7 @@ async def test_models(lab):
     assert [card["id"] for card in listed["data"]] == ["demo", "alias"]
     one = (await lab.get("/v1/models/demo")).json
     assert (one["id"], one["object"], one["max_model_len"]) == ("demo", "model", 256)
+    assert one["input_modalities"] == ["text"]
 
 
 async def test_an_unknown_model_is_named(lab):

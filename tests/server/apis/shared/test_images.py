@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from eaglegate.engine.errors import EngineDead, EngineFailed, RequestRejected
+from eaglegate.text.media.image import Image
 from eaglegate.text.media.reader import ImageReader
 from eaglegate.text.media.source import ImageLimits
 from tests.server.conftest import Answer
-from tests.server.seeing_lab import PartsRenderer, SeeingLab, picture, url
+from tests.server.seeing_lab import PartsRenderer, SeeingEngine, SeeingLab, picture, url
 from tests.text.media.pictures import to_url
 from tests.text.rendering.conversations import IN_PARTS, TEMPLATES
 
@@ -68,6 +72,49 @@ async def test_the_images_of_a_chat_keep_their_order(lab):
     assert lab.widths == [10, 12, 14]
     assert lab.engine.requests[-1].images[0].data == picture(10)
     assert HEADER not in answer.headers
+
+
+async def test_the_model_s_card(lab):
+    card = (await lab.get("/v1/models/demo")).json
+    assert card["input_modalities"] == ["text", "image"]
+
+
+class RestartingEngine(SeeingEngine):
+    """Counts nothing until it has been asked three times."""
+
+    num_asked = 0
+
+    def capability(self, kind: Any) -> Any:
+        self.num_asked += 1
+        return super().capability(kind) if self.num_asked > 2 else None
+
+    async def count_prompt(self, prompt: Sequence[int], images: Sequence[Image]) -> int:
+        if self.num_asked < 4:
+            raise EngineDead("killed")
+        return await super().count_prompt(prompt, images)
+
+
+async def test_counting_waits_for_an_engine_that_restarts():
+    lab = SeeingLab(engine=RestartingEngine())
+    lab.says("a cat")
+    error = (await lab.chat(messages=[user(image())])).json["error"]
+    assert error["code"] == "engine_dead"
+    images = dataclasses.replace(lab.gateway.pipeline.images, wait_s=5)
+    lab.gateway.pipeline = dataclasses.replace(lab.gateway.pipeline, images=images)
+    assert (await lab.chat(messages=[user(image())])).status == 200
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"), [(RequestRejected("too wide"), 400), (EngineFailed("no"), 500)]
+)
+async def test_the_engine_may_refuse_images(lab, failure, status):
+    async def count_prompt(*_: object) -> int:
+        raise failure
+
+    lab.engine.count_prompt = count_prompt
+    for path in ("/v1/chat/completions", "/tokenize"):
+        answer = await lab.post(path, {"messages": [user(image())]})
+        assert (answer.status, answer.json["error"]["message"]) == (status, str(failure))
 
 
 async def test_images_count_as_prompt_tokens(lab):
