@@ -19,7 +19,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from eaglegate.engine.base import Engine
+from eaglegate.engine.base import CountsImages, Engine
 from eaglegate.engine.errors import (
     EngineDead,
     EngineFailed,
@@ -49,6 +49,7 @@ from eaglegate.engine.supervision.pool import EnginePool, EngineSession, Session
 from eaglegate.engine.supervision.recovery import FailureKind, InFlightRequest, RecoverableError
 from eaglegate.engine.supervision.resilient import AppliedDepth
 from eaglegate.engine.types import EngineInfo, EngineRequest, Health, Step
+from eaglegate.text.media.image import Image
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ class WorkerSlot(SessionSubmission):
 
 
 @dataclass(eq=False)
-class Fleet(EnginePool):
+class Fleet(EnginePool, CountsImages):
     """See ``ResilientEngine``; ``make`` creates an engine for an address."""
 
     make: Callable[[str], Engine]
@@ -196,6 +197,16 @@ class Fleet(EnginePool):
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(worker.aclose() for worker in self.workers.values()))
         self._notify()
+
+    async def count_prompt(self, prompt: Sequence[int], images: Sequence[Image]) -> int:
+        """See ``eaglegate.engine.base.CountsImages``. Any worker knows, because they serve the same
+        model."""
+        for worker in self.workers.values():
+            session = worker.session if worker.is_serving else None
+            engine = None if session is None else session.engine.capability(CountsImages)
+            if engine is not None:
+                return await engine.count_prompt(prompt, images)
+        raise EngineDead("No worker that reads images is serving.")
 
     def list_status(self) -> list[WorkerStatus]:
         """Return the current status of every worker, sorted by name."""
@@ -376,7 +387,7 @@ def check_compatible(info: EngineInfo, fleet_info: EngineInfo) -> None:
 
     Raises IncompatibleWorker.
     """
-    for name in ("model", "vocab_size", "reports_decode_steps", "accounts_at_end"):
+    for name in ("model", "vocab_size", "reports_decode_steps", "accounts_at_end", "image_input"):
         worker_value, fleet_value = getattr(info, name), getattr(fleet_info, name)
         if worker_value != fleet_value:
             raise IncompatibleWorker(f"its {name} is {worker_value}, the others' is {fleet_value}")

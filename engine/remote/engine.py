@@ -16,11 +16,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from eaglegate.engine.base import SupportsCounters, SupportsInspection
-from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed
+from eaglegate.engine.base import CountsImages, SupportsCounters, SupportsInspection
+from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed, RequestRejected
 from eaglegate.engine.remote import probe, wire
 from eaglegate.engine.remote.connection import WorkerConnection
 from eaglegate.engine.remote.driver import RemoteEngineBase
+from eaglegate.engine.remote.images import ImageCounts, check_placeholders, probe_images
 from eaglegate.engine.remote.probe import SpeculationAccount, lay_decode_steps, parse_totals
 from eaglegate.engine.remote.reading import (
     WorkerProtocolError,
@@ -46,13 +47,15 @@ from eaglegate.engine.types import (
 )
 from eaglegate.engine.vllm_fields import ABORT, FINISH
 from eaglegate.text.events import FinishReason
+from eaglegate.text.media.image import Image
 
 ACCOUNT_S = 5.0
 """Longest wait for the metrics that follow the last token, in seconds."""
 ACCOUNT_EVENTS = 16
+NO_IMAGES = "The worker behind this gateway reads text only, or was started without images."
 
 
-class RemoteEngine(RemoteEngineBase, SupportsCounters, SupportsInspection):
+class RemoteEngine(RemoteEngineBase, SupportsCounters, SupportsInspection, CountsImages):
     """Engine that exchanges token ids with one vLLM server over HTTP.
 
     The last step brings the account of all decode steps, because the worker reports it then. An
@@ -61,6 +64,8 @@ class RemoteEngine(RemoteEngineBase, SupportsCounters, SupportsInspection):
 
     _speculation = probe.WorkerSpeculation(active=False, reported=False)
     _name = ""
+    _images: ImageCounts | None = None
+    """None if the worker reads no images."""
 
     async def _probe(
         self, connection: WorkerConnection, name: str, max_model_len: int
@@ -68,11 +73,22 @@ class RemoteEngine(RemoteEngineBase, SupportsCounters, SupportsInspection):
         await probe.check_vocabulary(connection, self._model, name)
         self._speculation = await probe.probe_speculation(connection, self._model)
         self._name = name
-        facts = probe.WorkerFacts(name, max_model_len, self._speculation)
+        image_input = await probe_images(connection, self._model.placeholder)
+        if image_input is not None:
+            self._images = ImageCounts(connection, image_input)
+        facts = probe.WorkerFacts(name, max_model_len, self._speculation, image_input)
         return probe.build_info(facts, self._model, connection)
+
+    async def count_prompt(self, prompt: Sequence[int], images: Sequence[Image]) -> int:
+        """See ``eaglegate.engine.base.CountsImages``."""
+        self._require_connection()
+        if self._images is None:
+            raise RequestRejected(NO_IMAGES, "images")
+        return await self._images.count_prompt(prompt, images)
 
     async def generate(self, request: EngineRequest, sink: StepSink) -> None:
         connection = self._require_connection()
+        self._check_images(request)
         stream = request.sampling.prompt_logprobs is None
         body = wire.build_body(request, stream=stream, depth=self._speculation.per_request)
         limits, headers = compute_limits(request), request.trace_headers
@@ -83,6 +99,17 @@ class RemoteEngine(RemoteEngineBase, SupportsCounters, SupportsInspection):
         else:
             answer.read_whole(await connection.fetch(wire.GENERATE, body, headers, limits))
         await put(answer.finish(), sink)
+
+    def _check_images(self, request: EngineRequest) -> None:
+        """Refuse images that the worker does not read, and words that stand for none."""
+        if request.images and self._images is None:
+            raise RequestRejected(NO_IMAGES, "images")
+        if request.images and request.sampling.prompt_logprobs is not None:
+            raise RequestRejected(
+                "Log probabilities of a prompt with images cannot be given.", "prompt_logprobs"
+            )
+        if self._model.placeholder is not None:
+            check_placeholders(request.prompt, request.images, self._model.placeholder)
 
     async def read_counters(self) -> Totals | None:
         reply = await self._require_connection().ask("/metrics")
@@ -199,7 +226,7 @@ class AnswerAssembler:
         usage = read_optional_object(payload.get("usage"), "usage")
         details = read_optional_object(usage.get("prompt_tokens_details"), "prompt_tokens_details")
         if details.get("cached_tokens") is not None:
-            limit = len(self._request.prompt)
+            limit = self._request.num_prompt
             self._cached = read_integer(details["cached_tokens"], "cached_tokens", 0, limit)
 
     def _read_tokens(self, entry: Any) -> tuple[int, ...]:

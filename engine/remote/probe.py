@@ -39,6 +39,7 @@ from eaglegate.engine.types import (
     DecodeStep,
     EngineInfo,
     EngineRequest,
+    ImageInput,
     Sampling,
     SpeculationInfo,
     UndraftedReason,
@@ -250,6 +251,7 @@ class WorkerFacts:
     """The name under which the worker serves the model."""
     max_model_len: int
     speculation: WorkerSpeculation
+    image_input: ImageInput | None = None
 
 
 async def check_vocabulary(connection: WorkerConnection, model: LocalModel, name: str) -> None:
@@ -346,6 +348,7 @@ def build_info(facts: WorkerFacts, model: LocalModel, connection: WorkerConnecti
         accounts_at_end=spec.active and spec.reported,
         default_sampling=model.default_sampling,
         details={"worker": str(connection.upstream)},
+        image_input=facts.image_input,
     )
 
 

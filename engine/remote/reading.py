@@ -169,7 +169,7 @@ class ReplyLimits:
 
 
 def compute_limits(request: EngineRequest, *, text: bool = False) -> ReplyLimits:
-    sampling, prompt = request.sampling, len(request.prompt)
+    sampling, prompt = request.sampling, request.num_prompt
     max_tokens = sampling.max_tokens * (RETOKENISED if text else 1) + (PADDING if text else 0)
     entries = PER_LOGPROB * _count_entries(sampling.logprobs)
     event_bytes = BASE + max_tokens * ((PER_TOKEN if text else PER_TOKEN_ID) + entries)

@@ -93,6 +93,11 @@ class TextEngine(RemoteEngineBase):
     def _check_supported(self, request: EngineRequest) -> None:
         """Refuse features that are not possible with text alone. Raises RequestRejected."""
         sampling, constraint = request.sampling, request.constraint
+        if request.images:
+            raise RequestRejected(
+                "Images are not available: the worker behind this gateway speaks text only.",
+                param="images",
+            )
         if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
             raise RequestRejected(
                 "Log probabilities are not available: the worker behind this gateway speaks text "

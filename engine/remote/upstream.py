@@ -64,3 +64,5 @@ class LocalModel:
     """Context length in the model's config; None if it has none. The worker may allow less."""
     default_sampling: Mapping[str, float] = field(default_factory=dict)
     """The model's generation config, by the field names of ``eaglegate.engine.types.Sampling``."""
+    placeholder: int | None = None
+    """Id of the token that stands for an image in a prompt; None if the model reads text only."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from eaglegate.engine.remote.reading import (
 )
 from eaglegate.engine.types import EngineRequest, PositionLogprobs, Sampling, TokenLogprob
 from eaglegate.engine.vllm_fields import build_sampling_fields, is_reasoning_ended, select_top
+from eaglegate.text.media.image import Image
 
 GENERATE = "/inference/v1/generate"
 MOST_ALTERNATIVES = 256
@@ -30,6 +32,10 @@ def build_body(request: EngineRequest, *, stream: bool, depth: bool) -> dict[str
         "sampling_params": build_sampling_params(request, depth=depth),
         "stream": stream,
     }
+    if request.images:
+        body["content_parts"] = [
+            {"type": "image_url", "url": build_data_url(image)} for image in request.images
+        ]
     if stream:
         body["stream_options"] = {"include_usage": True}
     if request.cache_salt is not None:
@@ -39,6 +45,11 @@ def build_body(request: EngineRequest, *, stream: bool, depth: bool) -> dict[str
     if is_reasoning_ended(request.constraint):
         body["reasoning_ended"] = True
     return body
+
+
+def build_data_url(image: Image) -> str:
+    """Return the image as a URL that holds it. A worker would fetch any other URL."""
+    return f"data:image/{image.format};base64,{b64encode(image.data).decode()}"
 
 
 def build_sampling_params(request: EngineRequest, *, depth: bool) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from io import BytesIO
 from typing import Any, TypeVar
 
 import PIL.Image
-from vllm.config import ModelConfig
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import TokensPrompt
 from vllm.lora.request import LoRARequest
@@ -34,14 +33,12 @@ from eaglegate.engine.types import EngineRequest, ImageInput
 from eaglegate.engine.vllm_backend import translate
 from eaglegate.engine.vllm_backend.outputs import StepOutputProcessor
 from eaglegate.engine.vllm_backend.step_queue import StepQueue
-from eaglegate.text.media.image import Image
+from eaglegate.text.media.image import Image, find_placeholder
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 MODALITY = "image"
-PLACEHOLDER_NAMES = ("image_token_id", "image_token_index", "media_placeholder_token_id")
-"""Fields of a model's configuration that name the token which stands for an image."""
 MAX_REASON = 200
 """Most characters of an image processor's reason that a client is told."""
 
@@ -194,16 +191,10 @@ def read_image_input(llm: AsyncLLM) -> ImageInput | None:
     """Read how a model with other inputs than text takes images; None if it does not."""
     model = llm.vllm_config.model_config
     limit = llm.renderer.get_mm_processor().info.allowed_mm_limits.get(MODALITY, 0)
-    placeholder = find_placeholder(model)
+    placeholder = find_placeholder(model.hf_config.to_dict())
     if not limit:
         return None
     if placeholder is None:
         log.warning("images are refused: no token of this model's configuration stands for one")
         return None
     return ImageInput(placeholder, limit)
-
-
-def find_placeholder(model: ModelConfig) -> int | None:
-    """Return the id of the token that stands for one image; None if the model names none."""
-    ids = (getattr(model.hf_config, name, None) for name in PLACEHOLDER_NAMES)
-    return next((token_id for token_id in ids if isinstance(token_id, int)), None)

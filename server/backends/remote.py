@@ -32,6 +32,7 @@ from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import make_part
 from eaglegate.server.generation.grammar import ParserFactory
 from eaglegate.server.settings import Settings
+from eaglegate.text.media.image import find_placeholder
 from eaglegate.text.parsing.vocabulary import Vocabulary
 from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer, UnsupportedModel
 
@@ -79,6 +80,7 @@ class RenderingBackend:
             vocab_size=files.vocab_size or self.renderer.vocab_size,
             max_model_len=arguments.max_model_len or files.max_model_len,
             default_sampling=files.default_sampling,
+            placeholder=find_placeholder(files.config),
         )
 
     def describe(self, info: EngineInfo) -> EngineInfo:

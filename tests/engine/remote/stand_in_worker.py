@@ -64,6 +64,10 @@ class StandIn:
     honours: bool = True
     speculates: bool = True
     accounts: bool = True
+    image_tokens: int | None = None
+    """Tokens of an image; None ignores images, as a worker of a text model does."""
+    counted: list[str] = field(default_factory=list)
+    """URLs of the images that it was asked to count."""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     asked: list[Request] = field(default_factory=list)
     running: int = 0
@@ -105,6 +109,10 @@ class StandIn:
         verified = [] if off or not self.speculates else [(self.depth, self.depth)] * 2
         said = end(*verified, depth=self.depth, told=self.speculates and self.accounts)
         said |= {"choices": chunk(*range(9), finish="length")["choices"]}
+        if self.image_tokens is not None and body.get("return_token_ids"):
+            self.counted += [part["url"] for part in body["content_parts"]]
+            said["prompt_token_ids"] = [90] * self.image_tokens
+            said["mm_placeholders"] = {"image": [{"offset": 0, "length": self.image_tokens}]}
         if body["sampling_params"].get("prompt_logprobs") is not None:
             entry = {"logprob": -1.0, "rank": 1, "decoded_token": "x"}
             said["prompt_logprobs"] = [None, *({str(t): entry} for t in body["token_ids"][1:])]
