@@ -185,31 +185,15 @@ class HeldBytes:
 
 
 @dataclass(eq=False)
-class RequestBudget:
-    """Budget shared by all requests of a gateway. All calls come from one event loop."""
+class KeyTurns:
+    """Turns of one kind of work. They rotate among the keys."""
 
-    held_bytes: int = HELD_BYTES
     turns: int = TURNS
-    longest_prompt: int = 1 << 62
-    """Context length of the model in tokens, set once it is known."""
-    read_bytes: int = READ_BYTES
-    check_memory: Callable[[int], None] = lambda _: None
-    """Raises Unavailable if so many bytes would exceed the limit of memory."""
-    _taken: int = 0
-    _waiting: dict[str | None, deque[asyncio.Future[None]]] = field(default_factory=dict)
+    _taken: int = field(default=0, init=False)
+    _waiting: dict[str | None, deque[asyncio.Future[None]]] = field(
+        default_factory=dict, init=False
+    )
     """Waiting requests by key. Keys are in the order of their next turns."""
-
-    def __post_init__(self) -> None:
-        self.bodies = HeldBytes("requests", self.held_bytes)
-        self.stored = HeldBytes("stored answers that are being read", self.read_bytes)
-
-    @property
-    def held(self) -> int:
-        """Bytes held by request bodies."""
-        return self.bodies.total
-
-    def open(self, name: str | None = None, quota: KeyQuota | None = None) -> RequestCharge:
-        return RequestCharge(self, name, quota)
 
     @asynccontextmanager
     async def turn(self, name: str | None) -> AsyncIterator[None]:
@@ -245,3 +229,27 @@ class RequestBudget:
                 turn.set_result(None)
                 return
         self._taken -= 1
+
+
+@dataclass(eq=False)
+class RequestBudget(KeyTurns):
+    """Budget shared by all requests of a gateway. All calls come from one event loop."""
+
+    held_bytes: int = HELD_BYTES
+    longest_prompt: int = 1 << 62
+    """Context length of the model in tokens, set once it is known."""
+    read_bytes: int = READ_BYTES
+    check_memory: Callable[[int], None] = lambda _: None
+    """Raises Unavailable if so many bytes would exceed the limit of memory."""
+
+    def __post_init__(self) -> None:
+        self.bodies = HeldBytes("requests", self.held_bytes)
+        self.stored = HeldBytes("stored answers that are being read", self.read_bytes)
+
+    @property
+    def held(self) -> int:
+        """Bytes held by request bodies."""
+        return self.bodies.total
+
+    def open(self, name: str | None = None, quota: KeyQuota | None = None) -> RequestCharge:
+        return RequestCharge(self, name, quota)

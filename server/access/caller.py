@@ -11,7 +11,7 @@ from eaglegate.server.access.fair_order import Priority
 from eaglegate.server.access.notices import Notices
 from eaglegate.server.access.quota import KeyQuota
 
-UNBOUNDED = RequestBudget(1 << 62)
+UNBOUNDED = RequestBudget(held_bytes=1 << 62)
 """Budget of requests that nobody has authenticated."""
 
 
