@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from eaglegate.engine.base import CountsImages, Engine
 from eaglegate.engine.errors import EngineDead, EngineError
-from eaglegate.server.access.budget import RequestCharge
+from eaglegate.server.access.budget import KeyTurns, RequestCharge
 from eaglegate.server.errors import (
     PROMPT_PARAM,
     InvalidRequest,
@@ -26,6 +27,8 @@ from eaglegate.server.generation.job import Conversation, Prompt
 from eaglegate.server.generation.prompt import Measure
 from eaglegate.text.media.image import Image
 from eaglegate.text.media.source import ImageReaderLost, ImageRefused, ImageSource
+from eaglegate.text.rendering.base import Renderer
+from eaglegate.text.rendering.template import IMAGE, count_images
 
 if TYPE_CHECKING:
     from eaglegate.text.media.reader import ImageReader
@@ -34,7 +37,43 @@ POLL_S = 0.05
 RETRY_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
+CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": {}}}
+PROBE: Sequence[Mapping[str, Any]] = (
+    {"role": "user", "content": "Look."},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "call_1", "content": [IMAGE]},
+)
+
+
+def is_result(message: Mapping[str, Any]) -> bool:
+    return bool(message["role"] == "tool")
+
+
+def move_images(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Move the images of tool results to the user's message after them, or to a new one."""
+    moved: list[Mapping[str, str]] = []
+    for message in messages:
+        if is_result(message) and count_images(message):
+            texts = [part["text"] for part in message["content"] if part != IMAGE]
+            moved += [IMAGE] * count_images(message)
+            yield {**message, "content": "\n".join(texts)}
+            continue
+        if moved and not is_result(message):
+            if message["role"] == "user":
+                message = {**message, "content": [*moved, *list_parts(message["content"])]}
+            else:
+                yield {"role": "user", "content": moved}
+            moved = []
+        yield message
+    if moved:
+        yield {"role": "user", "content": moved}
+
+
+def list_parts(content: str | Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, str]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+@dataclass(slots=True)
 class ImageIntake:
     """Reads the images of prompts, and counts their tokens."""
 
@@ -44,6 +83,10 @@ class ImageIntake:
     """Id of the token that stands for an image."""
     wait_s: float = 0.0
     """Longest wait for an engine that restarts."""
+    turns: KeyTurns = field(default_factory=KeyTurns)
+    """Turns to have images decoded, or processed by the engine's only thread for it."""
+    _shows_results: bool | None = field(default=None, init=False)
+    """True if the template shows images in tool results; None before the first one."""
 
     async def read(
         self, sources: Sequence[ImageSource], charge: RequestCharge
@@ -51,8 +94,11 @@ class ImageIntake:
         """Return the images, and charge their bytes. Raises InvalidRequest and TooManyRequests."""
         if not sources:
             return ()
+        # Images that are fetched take no turn, because their hosts may be slow.
+        is_inline = all(source.url[:5].lower() == "data:" for source in sources)
         try:
-            images = await self.reader.read(sources)
+            async with self.turns.turn(charge.name) if is_inline else nullcontext():
+                images = await self.reader.read(sources)
         except ImageRefused as error:
             raise InvalidRequest(str(error), param=error.param) from error
         except ImageReaderLost as error:
@@ -62,7 +108,31 @@ class ImageIntake:
         charge.hold(sum(len(image.data) for image in images))
         return images
 
-    async def add_images(self, prompt: Prompt, images: tuple[Image, ...]) -> Prompt:
+    async def arrange(self, conversation: Conversation, renderer: Renderer) -> Conversation:
+        """Return the conversation with its images where the model's template shows them.
+
+        Some templates show no images in tool results. Then the images go to a message of the user
+        after the results.
+        """
+        in_results = any(is_result(m) and count_images(m) for m in conversation.messages)
+        if not in_results or conversation.template is not None:
+            return conversation
+        if self._shows_results is None:
+            self._shows_results = await asyncio.to_thread(self._probe, renderer)
+        if self._shows_results:
+            return conversation
+        return replace(conversation, messages=tuple(move_images(conversation.messages)))
+
+    def _probe(self, renderer: Renderer) -> bool:
+        """Return True if the model's template shows an image in a tool result."""
+        try:
+            return self.placeholder in renderer.render_chat(PROBE, None)
+        except ValueError:
+            return False
+
+    async def add_images(
+        self, prompt: Prompt, images: tuple[Image, ...], charge: RequestCharge
+    ) -> Prompt:
         """Return a conversation's prompt with its images and its length. Raises GatewayError."""
         num_places = prompt.token_ids.count(self.placeholder)
         if num_places != len(images):
@@ -72,29 +142,33 @@ class ImageIntake:
                 "in messages of the user.",
                 param="messages",
             )
-        length = await self._count(prompt.token_ids, images)
+        length = await self._count(prompt.token_ids, images, charge)
         return replace(prompt, images=images, expanded_length=length)
 
-    def make_measure(self, images: Sequence[Image]) -> Measure:
+    def make_measure(self, images: Sequence[Image], charge: RequestCharge) -> Measure:
         """Return the measure of a conversation whose oldest images may have been dropped."""
         lengths: list[int] = []
 
         async def measure(conversation: Conversation, token_ids: Sequence[int]) -> int:
             if not lengths:
-                lengths.extend([await self._count((self.placeholder,), [i]) for i in images])
+                prompt = (self.placeholder,)
+                lengths.extend([await self._count(prompt, [image], charge) for image in images])
             num_images = len(conversation.images)
             return len(token_ids) - num_images + sum(lengths[len(lengths) - num_images :])
 
         return measure
 
-    async def _count(self, token_ids: Sequence[int], images: Sequence[Image]) -> int:
+    async def _count(
+        self, token_ids: Sequence[int], images: Sequence[Image], charge: RequestCharge
+    ) -> int:
         """Return the number of a prompt's tokens with those of its images. Raises GatewayError."""
         end = time.monotonic() + self.wait_s
         while True:
             counter = self.engine.capability(CountsImages)
             try:
                 if counter is not None:
-                    return await counter.count_prompt(token_ids, images)
+                    async with self.turns.turn(charge.name):
+                        return await counter.count_prompt(token_ids, images)
             except EngineDead:
                 pass
             except EngineError as error:

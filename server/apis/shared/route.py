@@ -99,10 +99,11 @@ async def render_prompt(
     images: tuple[Image, ...] = ()
     if pipeline.images is not None:
         images = await pipeline.images.read(conversation.images, charge)
+        conversation = await pipeline.images.arrange(conversation, pipeline.renderer)
     prompt = Prompt(tuple(await render(conversation, pipeline.renderer, charge, limits)))
     if pipeline.images is None or not images:
         return prompt
-    return await pipeline.images.add_images(prompt, images)
+    return await pipeline.images.add_images(prompt, images, charge)
 
 
 CONTEXTS = 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -9,13 +10,15 @@ from typing import Any
 import pytest
 
 from eaglegate.engine.errors import EngineDead, EngineFailed, RequestRejected
+from eaglegate.server.access.keys import ApiKey, KeyRing, hash_key
+from eaglegate.server.access.quota import KeyQuota
 from eaglegate.text.media.image import Image
 from eaglegate.text.media.reader import ImageReader
 from eaglegate.text.media.source import ImageLimits
 from tests.server.conftest import Answer
 from tests.server.seeing_lab import PartsRenderer, SeeingEngine, SeeingLab, picture, url
 from tests.text.media.pictures import to_url
-from tests.text.rendering.conversations import IN_PARTS, TEMPLATES
+from tests.text.rendering.conversations import IMAGES, IN_PARTS, TEMPLATES
 
 HEADER = "x-eaglegate-ignored-fields"
 
@@ -216,6 +219,65 @@ async def test_a_template_that_shows_no_image_is_named(lab):
     lab.renderer = PartsRenderer(str(TEMPLATES["knows developer"]))
     lab.gateway.open(lab.path())
     check_refusal(await refuse(lab, messages=[user(image())]), "messages", "as one text")
+
+
+USER_ONLY = IMAGES.replace("m.content is string", "m.role == 'tool' or m.content is string")
+"""Shows images in messages of the user only."""
+
+
+@pytest.mark.parametrize(
+    ("message", "end"),
+    [
+        ([user(text("b"))], "user: <pad><pad>b;"),
+        ([{"role": "assistant", "content": "b"}], "user: <pad><pad>;assistant: b;"),
+        ([], "user: <pad><pad>;"),
+    ],
+)
+async def test_images_of_results_go_where_a_template_shows_them(lab, message, end):
+    lab.renderer = PartsRenderer(USER_ONLY)
+    lab.gateway.open(lab.path())
+    results = [
+        {"role": "tool", "tool_call_id": "c", "content": [text("x"), image(width), text("y")]}
+        for width in (10, 12)
+    ]
+    messages = [user(text("a"), image(8)), *results, *message]
+    assert (await lab.chat(messages=messages)).status == 200
+    assert lab.prompt == f"user: a<pad>;tool: x\ny;tool: x\ny;{end}"
+    assert lab.widths == [8, 10, 12]
+    assert (await lab.post("/tokenize", {"messages": messages})).status == 200
+
+
+async def test_keys_take_turns_with_their_images(lab):
+    intake, order = lab.gateway.pipeline.images, []
+    intake.turns.turns = 1
+
+    async def count_prompt(prompt: Sequence[int], images: Sequence[Image]) -> int:
+        order.append(images[0].width)
+        await asyncio.sleep(0.01)
+        return len(prompt)
+
+    lab.engine.count_prompt = count_prompt
+    lab.gateway.keys = KeyRing(tuple(ApiKey(name, hash_key(name)) for name in "ab"))
+    sends = [("a", 8)] * 4 + [("b", 9)]
+    await asyncio.gather(*(
+        lab.post(
+            "/v1/chat/completions",
+            {"messages": [user(image(width))]},
+            headers={"authorization": f"Bearer {name}"},
+        )
+        for name, width in sends
+    ))  # fmt: skip
+    assert order.index(9) < 3
+
+
+async def test_a_key_pays_for_the_tokens_of_images(lab):
+    quota = KeyQuota("a", tokens=100_000, clock=lambda: 0.0)
+    lab.gateway.keys = KeyRing((ApiKey("a", hash_key("a"), quota=quota),))
+    body = {"messages": [user(image(100))]}
+    headers = {"authorization": "Bearer a"}
+    usage = (await lab.post("/v1/chat/completions", body, headers=headers)).json["usage"]
+    assert usage["prompt_tokens"] > 100
+    assert 100_000 - quota._tokens.level == usage["total_tokens"]
 
 
 async def test_a_prompt_that_is_too_long_names_its_images(lab):
