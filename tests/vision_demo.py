@@ -46,9 +46,10 @@ WIDTH, INNER, HEADS, BLOCKS = 64, 96, 2, 2
 HIDDEN = 256
 PATCH = 14
 MERGED = 2
-WORD = 39
-"""Word that every image resembles."""
-DIFFERENCE = 0.4
+LINE, BLANK_LINE = 202, 260
+"""Tokens that the text stays the same around: the new tokens resemble the first, images the second.
+"""
+DIFFERENCE = 1.3
 """Size of what depends on the image, in standard deviations of the words' embeddings."""
 Tensors = dict[str, torch.Tensor]
 
@@ -94,7 +95,7 @@ def make_vision_demo(folder: Path) -> VisionDemo:
         name: tensor.float()
         for name, tensor in load_file(DEMO / "eagle3_1" / "model.safetensors").items()
     }
-    _save(draft | {"lm_head.weight": _widen(draft["lm_head.weight"], 0.0)}, demo.draft)
+    _save(draft | {"lm_head.weight": _widen(draft["lm_head.weight"])}, demo.draft)
     return demo
 
 
@@ -189,14 +190,13 @@ def _write_configs(target: Path) -> None:
 
 
 def _make_language_model(weights: Tensors) -> Tensors:
-    deviation = _deviation(weights)
     tensors = {}
     for name, tensor in weights.items():
         wide = tensor.float()
         if name == "lm_head.weight":
-            wide = _widen(wide, 0.0)
+            wide = _widen(wide)
         elif "embed_tokens" in name:
-            wide = _widen(wide, deviation)
+            wide = _widen(wide, wide[LINE])
         tensors[name.replace("model.", "model.language_model.", 1)] = wide
         for part in ("q_proj", "k_proj", "v_proj"):
             if f"{part}.weight" in name:
@@ -225,24 +225,18 @@ def _make_vision(weights: Tensors) -> Tensors:
         tensors |= linear(f"{block}.mlp.up_proj", INNER, WIDTH)
         tensors |= linear(f"{block}.mlp.down_proj", WIDTH, INNER)
     merged = WIDTH * MERGED**2
+    deviation = float(weights["model.embed_tokens.weight"].float().std())
     tensors["merger.ln_q.weight"] = torch.ones(WIDTH)
     tensors |= linear("merger.mlp.0", merged, merged)
-    tensors["merger.mlp.2.weight"] = draw(
-        HIDDEN, merged, scale=1.4 * DIFFERENCE * _deviation(weights)
-    )
-    tensors["merger.mlp.2.bias"] = weights["model.embed_tokens.weight"][WORD].float()
+    tensors["merger.mlp.2.weight"] = draw(HIDDEN, merged, scale=1.4 * DIFFERENCE * deviation)
+    tensors["merger.mlp.2.bias"] = weights["model.embed_tokens.weight"][BLANK_LINE].float()
     return {f"model.visual.{name}": tensor for name, tensor in tensors.items()}
 
 
-def _deviation(weights: Tensors) -> float:
-    return float(weights["model.embed_tokens.weight"].float().std())
-
-
-def _widen(rows: torch.Tensor, deviation: float) -> torch.Tensor:
-    """Add rows of the tokens for images."""
-    draws = torch.Generator().manual_seed(1)
-    more = torch.randn(VOCABULARY - WORDS, rows.shape[1], generator=draws) * deviation
-    return torch.cat([rows, more])
+def _widen(rows: torch.Tensor, row: torch.Tensor | None = None) -> torch.Tensor:
+    """Add rows for the new tokens: copies of one, or zeros."""
+    added = torch.zeros(VOCABULARY - WORDS, rows.shape[1])
+    return torch.cat([rows, added if row is None else added + row])
 
 
 def _save(tensors: Tensors, folder: Path) -> None:
