@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eaglegate.engine.base import (
+    CountsImages,
     DropsBlocks,
     Engine,
     Kind,
@@ -27,7 +28,13 @@ from eaglegate.engine.base import (
     SupportsPostMortem,
     T,
 )
-from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
+from eaglegate.engine.errors import (
+    EngineDead,
+    EngineError,
+    EngineFailed,
+    EngineStartError,
+    RequestRejected,
+)
 from eaglegate.engine.speculation.draft_versions import SwapsDrafts
 from eaglegate.engine.speculation.scores import AnswerScores, ScoresAnswers, never_pause
 from eaglegate.engine.supervision.policy import (
@@ -50,6 +57,7 @@ from eaglegate.engine.supervision.recovery import FailureKind, InFlightRequest, 
 from eaglegate.engine.supervision.resilient import AppliedDepth
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineInfo, EngineRequest, Health, PostMortem
+from eaglegate.text.media.image import Image
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +113,9 @@ class LocalTurn:
 
 
 @dataclass(eq=False)
-class SupervisedEngine(EnginePool, SupportsPlanning, SwapsDrafts, ScoresAnswers, Remedies):
+class SupervisedEngine(
+    EnginePool, SupportsPlanning, SwapsDrafts, ScoresAnswers, Remedies, CountsImages
+):
     """Engine of one event loop that restarts its backend; see ``ResilientEngine``.
 
     It has itself those capabilities that must not fail or be forgotten with a backend.
@@ -262,6 +272,16 @@ class SupervisedEngine(EnginePool, SupportsPlanning, SwapsDrafts, ScoresAnswers,
             if session.failure is FailureKind.KILLED:
                 raise EngineFailed(str(error)) from None
             raise
+
+    async def count_prompt(self, prompt: Sequence[int], images: Sequence[Image]) -> int:
+        """See ``eaglegate.engine.base.CountsImages``. Waits for the next engine after a loss.
+
+        Raises EngineDead if none is ready in time.
+        """
+        session = await self._wait_session()
+        if (engine := session.engine.capability(CountsImages)) is None:
+            raise RequestRejected("This engine reads text only.", "images")
+        return await engine.count_prompt(prompt, images)
 
     async def drop_prefix(self, request: EngineRequest | None) -> int:
         """See ``eaglegate.engine.base.DropsBlocks``. Fails at once while the engine restarts."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
@@ -15,7 +15,10 @@ from msgspec.structs import replace
 from vllm import envs
 from vllm.inputs import TokensPrompt
 
+from eaglegate.engine.base import SupportsKill
 from eaglegate.engine.errors import EngineError, RequestRejected
+from eaglegate.engine.steps import read_steps
+from eaglegate.engine.supervision.supervisor import SupervisedEngine
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineRequest, ImageInput
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
@@ -259,6 +262,47 @@ async def test_an_answer_to_images_is_scored_with_them(
         assert max(scores.margins) < 0.01
         wrong = (*answer[:5], answer[5] + 1, *answer[6:])
         assert (await engine.score(counted, wrong, "float32")).margins[5] > 0.01
+
+
+async def test_answers_continue_with_their_images_after_a_kill(
+    vision_demo: VisionDemo, engine: VllmEngine, requests: list[EngineRequest]
+) -> None:
+    """One is resumed from its tokens, the other has a penalty and is replayed."""
+    whole = replace(requests[3].sampling, max_tokens=3 * TOKENS)
+    penalised = replace(whole, presence_penalty=0.2)
+    asked = [
+        replace(requests[3], id="resumed", sampling=whole),
+        replace(requests[2], id="replayed", sampling=penalised),
+    ]
+    undisturbed = texts(await run_all(engine, asked))
+    arguments = make_demo_arguments(**vision_demo.arguments(**SMALL))
+    supervised = SupervisedEngine(lambda: VllmEngine(arguments))
+    await supervised.start()
+    try:
+        killing = supervised.capability(SupportsKill)
+        assert killing is not None
+        begun = [asyncio.Event() for _ in asked]
+        pairs = zip(asked, begun, strict=True)
+        answers = [asyncio.create_task(collect(supervised, *pair)) for pair in pairs]
+        for event in begun:
+            await event.wait()
+        assert killing.kill()
+        assert [await answer for answer in answers] == undisturbed
+        assert len(list(supervised.losses)) == 1
+    finally:
+        await supervised.aclose()
+
+
+async def collect(
+    engine: SupervisedEngine, request: EngineRequest, begun: asyncio.Event
+) -> tuple[int, ...]:
+    token_ids: list[int] = []
+    async with aclosing(read_steps(engine.generate, request)) as steps:
+        async for step in steps:
+            token_ids += step.token_ids
+            if len(token_ids) > 4:
+                begun.set()
+    return tuple(token_ids)
 
 
 @pytest.mark.skipif(SECOND_RUNNER, reason="the second runner finds slots by the tokens' indices")
