@@ -105,6 +105,9 @@ OUTSIDE_SIGNALS = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
 UNPLANNED_REASON = "another scheduler or a table of depths decides, or ranks that must draft alike"
 
 
+RESENDS = 2
+"""Times that a prompt is sent again because the engine lacks features of its images. Prompts with
+the same image, sent at once, may each cost another one a time."""
 NO_IMAGES = "This model reads text only, or was started without images."
 
 NO_ADAPTERS: Mapping[str, str] = {}
@@ -221,10 +224,10 @@ class VllmEngine(
         return info
 
     async def generate(self, request: EngineRequest, sink: StepSink) -> None:
-        try:
-            await self._generate(request, sink)
-        except FeaturesMissing:  # raised before the first step
-            await self._generate(request, sink)
+        for _ in range(RESENDS):
+            with suppress(FeaturesMissing):  # raised before the first step
+                return await self._generate(request, sink)
+        return await self._generate(request, sink)
 
     async def _generate(self, request: EngineRequest, sink: StepSink) -> None:
         llm, outputs = self._require_running()

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from io import BytesIO
 from typing import Any, TypeVar
 
@@ -142,10 +143,12 @@ class ImageIntake:
         tokens = TokensPrompt(prompt_token_ids=list(prompt), multi_modal_data={MODALITY: pictures})
         if cache_salt:
             tokens["cache_salt"] = cache_salt
+        render = partial(self._llm.renderer.render_cmpl_async, [tokens], skip_mm_cache=counts_only)
         try:
-            (rendered,) = await self._llm.renderer.render_cmpl_async(
-                [tokens], skip_mm_cache=counts_only
-            )
+            try:
+                (rendered,) = await render()
+            except AssertionError:  # vLLM has just forgotten a hash, for another request
+                (rendered,) = await render()
         except Exception as error:
             raise convert_image_error(error) from error
         return dict(rendered)

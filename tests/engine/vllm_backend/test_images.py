@@ -207,16 +207,24 @@ async def test_a_prompt_that_is_too_long_does_not_harm_the_next_one(
 async def test_features_that_the_engine_lost_are_sent_again(
     engine: VllmEngine, questions: Texts
 ) -> None:
-    """vLLM's front end believes that the engine has an image which was only rendered."""
-    request = with_images("again", questions[0], (70, 112, 112))
+    """vLLM's front end believes that the engine has images which were only rendered."""
+    for number in range(6):
+        pair = (70 + number, 112, 112), (90 + number, 56, 56)
+        request = with_images(f"lost-{number}", questions[0], *pair)
+        await render_only(engine, request)
+        copies = [replace(request, id=f"{request.id}-{copy}") for copy in range(4)]
+        answers = texts(await run_all(engine, copies))
+        assert [len(answer) for answer in answers] == [TOKENS] * 4
+        assert len(set(answers)) == 1
+
+
+async def render_only(engine: VllmEngine, request: EngineRequest) -> None:
     assert engine._llm is not None
     tokens = TokensPrompt(
         prompt_token_ids=list(request.prompt),
         multi_modal_data={"image": decode_images(request.images)},
     )
     await engine._llm.renderer.render_cmpl_async([tokens])
-    both = await run_all(engine, [request, replace(request, id="beside")])
-    assert [len(text) for text in texts(both)] == [TOKENS, TOKENS]
 
 
 async def test_another_image_is_not_taken_from_the_prefix_cache(
