@@ -19,6 +19,7 @@ from eaglegate.engine.events import RequestFacts
 from eaglegate.engine.types import EngineRequest, Sampling, SpeculationInfo, Step
 from eaglegate.features.capture.audits import AuditCapture, name_request
 from eaglegate.features.capture.files import CaptureCounts, CaptureFolder, CaptureWriter
+from eaglegate.features.capture.images import may_have_images, replace_images
 from eaglegate.features.capture.limits import FULL, HASHES
 from eaglegate.features.capture.record import (
     CapturedChoice,
@@ -63,6 +64,7 @@ class RequestCapture:
         hashes: SaltedHashes,
         redactor: Redactor | None = None,
         cipher: MultiFernet | None = None,
+        keeps_images: bool = False,
         clock: Callable[[], float] = time.perf_counter,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -73,7 +75,7 @@ class RequestCapture:
         self._salt = secrets.token_bytes(16)
         self._clock, self._wall = clock, wall
         self._began = wall()
-        self._formatter = RecordFormatter(hashes, redactor, cipher, self._began)
+        self._formatter = RecordFormatter(hashes, redactor, cipher, self._began, keeps_images)
         self._writer = CaptureWriter(folder, self._formatter.format)
         self.audits = AuditCapture(folder, hashes, redactor, cipher)
 
@@ -147,8 +149,10 @@ class RecordFormatter:
         redactor: Redactor | None,
         cipher: MultiFernet | None,
         start_time: float,
+        keeps_images: bool = False,
     ) -> None:
         self.redactor = redactor
+        self._keeps_images = keeps_images
         self._hashes = hashes
         self._cipher = cipher
         self._began = start_time
@@ -224,6 +228,8 @@ class RecordFormatter:
                 "hash_ids": coarsen(blocks, length) if blocks else None,
             }
         body = _parse_body(request.body)
+        if not self._keeps_images and may_have_images(request.body):
+            body = replace_images(body)
         messages, tools = list(facts.messages), list(facts.tools)
         if facts.api == "chat":
             messages, tools = body.pop("messages", messages), body.pop("tools", None) or []
@@ -244,15 +250,22 @@ class RecordFormatter:
     ) -> tuple[list[CapturedPrompt], dict[tuple[int, ...], int]]:
         """Return each distinct prompt once, and the index of each prompt."""
         places: dict[tuple[int, ...], int] = {}
+        prompts = []
         for request in requests:
-            if request is not None:
-                places.setdefault(request.prompt, len(places))
-        return [self._make_prompt(ids) for ids in places], places
+            if request is not None and request.prompt not in places:
+                places[request.prompt] = len(places)
+                prompts.append(self._make_prompt(request))
+        return prompts, places
 
-    def _make_prompt(self, token_ids: tuple[int, ...]) -> CapturedPrompt:
+    def _make_prompt(self, request: EngineRequest) -> CapturedPrompt:
+        if request.images:
+            digests = [image.digest for image in request.images]
+            if self.redactor is None:
+                digests = [*map(self._hashes.hash_text, digests)]
+            return CapturedPrompt(request.num_prompt, images=tuple(digests))
         if self.redactor is None:
-            return self._hashes.hash_prompt(token_ids)
-        return CapturedPrompt(len(token_ids), token_ids)
+            return self._hashes.hash_prompt(request.prompt)
+        return CapturedPrompt(len(request.prompt), request.prompt)
 
     def _make_choice(
         self,

@@ -89,4 +89,11 @@ def open_capture(settings: CaptureSettings, progress: Callable[[str], None]) -> 
         + (", encrypted" if keys else "")
     )
     redactor = None if is_anonymous else settings.make_redactor()
-    return RequestCapture(folder, settings.capture_share, hashes, redactor, make_cipher(keys))
+    return RequestCapture(
+        folder,
+        settings.capture_share,
+        hashes,
+        redactor,
+        make_cipher(keys),
+        settings.capture_images,
+    )

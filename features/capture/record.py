@@ -48,9 +48,13 @@ class CapturedPrompt:
 
     tokens: int
     token_ids: tuple[int, ...] | None = None
-    """None in mode ``hashes``, or if a redaction rule matched anywhere in the record."""
+    """None in mode ``hashes``, or if a redaction rule matched anywhere in the record. None with
+    images as well: without them the same ids are another prompt."""
     blocks: tuple[int, ...] | None = None
-    """Salted hashes of the prompt up to the end of each 16-token block, in mode ``hashes``."""
+    """Salted hashes of the prompt up to the end of each 16-token block, in mode ``hashes``. None
+    with images."""
+    images: tuple[str, ...] = ()
+    """SHA-256 of each image, salted in mode ``hashes``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,9 @@ class CaptureSettings(FeatureSettings):
     capture_drop: tuple[str, ...] = setting(
         (), "fields of request bodies that are not captured, such as user and metadata"
     )
+    capture_images: bool = setting(
+        False, "capture the bytes of images; by default a digest replaces them"
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.capture_share <= 1:
@@ -64,6 +67,8 @@ class CaptureSettings(FeatureSettings):
                 "--capture-mode hashes keeps no text, so there is nothing to redact or drop: "
                 "leave out --capture-redact and --capture-drop"
             )
+        if is_anonymous and self.capture_images:
+            raise ConfigError("--capture-mode hashes keeps no images: leave out --capture-images")
         if self.capture_redact or self.capture_drop:
             self.make_redactor()
 

@@ -74,6 +74,7 @@ def bench(
     redactor: Redactor | None = None,
     hashes: bool = False,
     cipher: Any = None,
+    keeps_images: bool = False,
 ) -> Iterator[Bench]:
     files = CaptureFolder(folder, CaptureLimits())
     capture = RequestCapture(
@@ -82,6 +83,7 @@ def bench(
         SaltedHashes(load_salt(folder)),
         None if hashes else redactor or Redactor(),
         cipher,
+        keeps_images,
     )
     telemetry = Telemetry(GROUPS, TelemetrySettings(models=("demo",)), CollectorRegistry())
     capture.set_decode(lab.renderer.decode)
