@@ -52,7 +52,8 @@ def decode(data: bytes, max_pixels: int, max_aspect: int) -> tuple[int, int] | s
             image.load()
             with suppress(Exception):  # as in vLLM, which leaves such an image as it is
                 ImageOps.exif_transpose(image, in_place=True)
-            image.convert("RGB")
+            if image.mode != "RGB":
+                image.convert("RGB")
     except TooLarge as error:
         return str(error)
     except Pillow.DecompressionBombError:  # more than twice the limit, before the size is known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import re
 import signal
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from eaglegate.text.media import decoder_pool
-from eaglegate.text.media.decoder import TOO_MUCH_MEMORY
+from eaglegate.text.media.decoder import DAMAGED, TOO_MUCH_MEMORY
 from eaglegate.text.media.decoder_pool import CRASH, TOO_SLOW
 from eaglegate.text.media.reader import ImageReader
 from eaglegate.text.media.source import ImageLimits, ImageReaderLost, ImageRefused
@@ -74,6 +75,33 @@ async def test_hostile_images(reader, form) -> None:
         await reader.read([HARMLESS])
     assert find_pid(reader) == pid
     assert read_peak_memory(pid) < CHILD_BYTES
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF"])
+async def test_damage_ends_no_process(reader, form) -> None:
+    """Bytes are changed, repeated and cut off, as the seed says."""
+    await reader.read([HARMLESS])
+    pid = find_pid(reader)
+    dice = random.Random(form)
+    verdicts = [await judge(reader, damage(make_picture(form), dice)) for _ in range(60)]
+    assert None in verdicts
+    assert DAMAGED in verdicts
+    assert find_pid(reader) == pid
+
+
+def damage(data: bytes, dice: random.Random) -> bytes:
+    """Damage an image behind the bytes that name its format."""
+    damaged = bytearray(data)
+    for _ in range(dice.randint(1, 4)):
+        damaged[dice.randrange(12, len(damaged))] = dice.randrange(256)
+    if dice.random() < 0.2:
+        place = dice.randrange(12, len(damaged))
+        damaged[place:place] = damaged[: dice.randrange(len(damaged))]
+    if dice.random() < 0.2:
+        del damaged[dice.randrange(12, len(damaged)) :]
+    if dice.random() < 0.2:
+        damaged += b"PK" + dice.randbytes(20)
+    return bytes(damaged)
 
 
 async def test_memory_is_limited() -> None:
