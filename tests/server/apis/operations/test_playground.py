@@ -15,6 +15,7 @@ from eaglegate.server.access.keys import KeyRing, hash_key
 from eaglegate.text.events import FinishReason
 from tests.observability.test_browser import CHROMIUM, DEVICES, browser, shoot
 from tests.server.conftest import call, make_app, on_a_port
+from tests.server.seeing_lab import SeeingLab
 
 MOST_BYTES = 150_000
 KEY = "secret-of-a-browser"
@@ -203,6 +204,7 @@ RECORD = """(() => {
     return plain(path, options);
   };
 })()"""
+PANEL_STATE = "document.querySelector('.panel').dataset.state"
 PICTURES = "document.querySelectorAll('#pictures canvas').length"
 
 
@@ -213,7 +215,9 @@ def find_pictures(api: str, body: dict) -> list:
 
 @pytest.mark.slow
 @in_a_browser
-async def test_pictures_are_dropped_and_pasted_into_a_prompt(lab, tmp_path):
+async def test_pictures_are_dropped_and_pasted_into_a_prompt(tmp_path):
+    lab = SeeingLab()
+    script(lab, "A cat.")
     url = f"data:image/png;base64,{DATA}"
     source = {"type": "base64", "media_type": "image/png", "data": DATA}
     parts = {
@@ -244,6 +248,9 @@ async def test_pictures_are_dropped_and_pasted_into_a_prompt(lab, tmp_path):
                 await page.value("document.getElementById('run').click()")
                 await wait_for(page, f"document.getElementById('panels').dataset.done == '{at}'")
                 assert find_pictures(api, orjson.loads(await page.value("window.sent"))) == expected
+                detail = await page.value("document.querySelector('.detail').textContent")
+                assert await page.value(PANEL_STATE) == "done", detail
+                assert lab.widths == [2]
                 await page.value("document.getElementById('curl').click()")
                 copied = await page.value("document.getElementById('copied').value")
                 assert "-d @- <<'EOF'" in copied and DATA in copied
@@ -251,6 +258,7 @@ async def test_pictures_are_dropped_and_pasted_into_a_prompt(lab, tmp_path):
             await page.value(f"{prompt}(new DragEvent('drop', {bad}))")
             said = "document.getElementById('said').innerText"
             await wait_for(page, f"{said}.includes('cat.svg is not a picture in PNG, JPEG')")
+            assert page.problems == []
 
 
 EXAMPLES = ("chat", "tool call", "structured output", "reasoning", "repetition")
