@@ -37,6 +37,8 @@ class TargetConfig:
     path: str = ""
     architectures: tuple[str, ...] = ()
     """Architectures at the top level of config.json."""
+    reads_images: bool = False
+    """True if the model has an encoder of images."""
 
     @property
     def hidden_size(self) -> int | None:
@@ -56,7 +58,10 @@ class TargetConfig:
 
 
 def read_target(config: Mapping[str, Any], path: str = "") -> TargetConfig:
-    return TargetConfig(find_text_config(config), path, get_strings(config, "architectures"))
+    return TargetConfig(
+        find_text_config(config), path, get_strings(config, "architectures"),
+        reads_images="vision_config" in config,
+    )  # fmt: skip
 
 
 def find_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -60,6 +60,10 @@ LIBRARIES = {"suffix": ("arctic_inference", "arctic-inference"), "ngram": ("numb
 """Imported module and its package by method. They are optional for vLLM itself."""
 EAGLE_FAMILY = ("eagle", "eagle3", "eagle3.1")
 JOINED_BY_FC = (["LlamaForCausalLM"], ["EagleLlamaForCausalLM"])
+READS_TOKENS = frozenset({*EAGLE_FAMILY, "draft_model"})
+"""Methods whose drafts read the embeddings of tokens by themselves."""
+TAKES_IMAGES = frozenset({"Llama4ForConditionalGeneration"})
+"""Targets whose EAGLE drafts get the embeddings of images."""
 SHARES_WIDTH = frozenset({"eagle", "medusa"})
 WITHOUT_LOADER = {
     "mlp_speculator": "use another draft: its loader is switched off since vLLM's V1 engine",
@@ -279,6 +283,20 @@ def check_mtp_layers(case: InspectionCase) -> Iterator[Violation]:
         )
 
 
+def check_images(case: InspectionCase) -> Iterator[Violation]:
+    """vLLM gives a draft the embeddings of images only if its class takes them, which those of MTP
+    do, and Llama 4's EAGLE."""
+    if case.target is None or not case.target.reads_images or case.checkpoint is None:
+        return
+    if case.method not in READS_TOKENS or TAKES_IMAGES & set(case.target.architectures):
+        return
+    state = "" if case.method == "draft_model" else " and the target's hidden states"
+    yield note(
+        f"under an image the draft reads only the placeholder's embedding{state}",
+        "compare acceptance after images (input=images) with that of text",
+    )
+
+
 def check_mask_token(case: InspectionCase) -> Iterator[Violation]:
     """Check the mask token, with which parallel drafting fills the positions that it predicts."""
     is_parallel = case.settings.get("parallel_drafting") and case.method in (
@@ -350,5 +368,6 @@ RULES: dict[str, RuleCheck] = {
     "eagle-fc": check_eagle_fc,
     "mtp-layers": check_mtp_layers,
     "mask-token": check_mask_token,
+    "images": check_images,
     "method-loader": check_loader,
 }

@@ -340,5 +340,7 @@ UNDECIDED = (
                         rope_parameters={"rope_type": "default", "rope_theta": 500.0}),
               severity="note"),
     DraftCase("weights of another training", None, shuffled_head),
+    DraftCase("a target that reads images", "images", severity="note",
+              change_target=configure(vision_config={"hidden_size": 64})),
 )  # fmt: skip
 """Wrong drafts that no file gives away: only acceptance shows them."""
