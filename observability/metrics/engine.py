@@ -24,7 +24,7 @@ from eaglegate.observability.metrics.base import MetricGroup, Samples
 
 SLICE = re.compile(r"(.*)/(answer|reasoning)/(\d+k.*)", re.DOTALL)
 """Name of a planner's slice: a workload, which may have slashes, a phase, and what its prompts and
-their sampling have in common (``vllm_backend/planning.py``)."""
+their sampling have in common (``engine/vllm_backend/planning.py``)."""
 
 
 class EngineState(MetricGroup):

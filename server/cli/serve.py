@@ -80,7 +80,7 @@ from eaglegate.server.cli.reload import (
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import make_part
 from eaglegate.server.generation.grammar import ParserFactory
-from eaglegate.server.generation.images import ImageIntake
+from eaglegate.server.generation.images import PromptImages
 from eaglegate.server.generation.model_defaults import check_default_sampling
 from eaglegate.server.generation.pipeline import Pipeline
 from eaglegate.server.generation.served_model import ServedModel
@@ -308,7 +308,7 @@ class ServeCommand:
         )
         self._progress.announce(banner, url, operator)
 
-    def _open_images(self, info: EngineInfo) -> ImageIntake | None:
+    def _open_images(self, info: EngineInfo) -> PromptImages | None:
         """Return the reader of images; None if the model reads text only."""
         if info.image_input is None:
             return None
@@ -318,7 +318,7 @@ class ServeCommand:
         settings = self._settings
         reader = ImageReader(make_part(ImageLimits, settings), settings.media_hosts)
         placeholder = info.image_input.placeholder
-        return ImageIntake(self._engine, reader, placeholder, settings.engine_wait_s)
+        return PromptImages(self._engine, reader, placeholder, settings.engine_wait_s)
 
     def _record_start(self, info: EngineInfo, seconds: float) -> EngineInfo:
         """Add the gateway's parts to those of the engine's start, and publish them."""

@@ -272,13 +272,13 @@ async def _make_prompt(source: PromptSource, job: Job, pipeline: Pipeline) -> Pr
 async def _make_image_prompt(
     conversation: Conversation, question: Question, pipeline: Pipeline, charge: RequestCharge
 ) -> Prompt:
-    intake, max_model_len = pipeline.images, pipeline.info.max_model_len
-    assert intake is not None
-    images = await intake.read(conversation.images, charge)
-    conversation = await intake.arrange(conversation, pipeline.renderer)
+    prompt_images, max_model_len = pipeline.images, pipeline.info.max_model_len
+    assert prompt_images is not None
+    images = await prompt_images.read(conversation.images, charge)
+    conversation = await prompt_images.arrange(conversation, pipeline.renderer)
     if question.drops_oldest:
         room = room_for_messages(question.sampling.max_tokens, max_model_len)
-        measure = intake.make_measure(images, charge)
+        measure = prompt_images.make_measure(images, charge)
         conversation, token_ids = await render_newest(
             conversation, pipeline.renderer, charge, room, max_model_len, measure
         )
@@ -286,7 +286,7 @@ async def _make_image_prompt(
     else:
         limits = RenderLimits(max_tokens=max_model_len)
         token_ids = await render(conversation, pipeline.renderer, charge, limits)
-    return await intake.add_images(pipeline.parsers.read(token_ids), images, charge)
+    return await prompt_images.add_images(pipeline.parsers.read(token_ids), images, charge)
 
 
 def _make_requests(job: Job, pipeline: Pipeline, prompts: Sequence[Prompt]) -> list[EngineRequest]:

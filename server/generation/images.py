@@ -74,7 +74,7 @@ def list_parts(content: str | Sequence[Mapping[str, str]]) -> Sequence[Mapping[s
 
 
 @dataclass(slots=True)
-class ImageIntake:
+class PromptImages:
     """Reads the images of prompts, and counts their tokens."""
 
     engine: Engine

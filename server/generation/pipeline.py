@@ -11,7 +11,7 @@ from eaglegate.server.access.admission import Admission
 from eaglegate.server.access.isolation import CacheIsolation
 from eaglegate.server.access.prompt_turns import PromptTurns
 from eaglegate.server.generation.grammar import ParserFactory
-from eaglegate.server.generation.images import ImageIntake
+from eaglegate.server.generation.images import PromptImages
 from eaglegate.server.generation.served_model import ServedModel
 from eaglegate.server.generation.trials import ConstraintTrials
 from eaglegate.text.rendering.base import Renderer
@@ -38,5 +38,5 @@ class Pipeline:
     isolation: CacheIsolation = field(default_factory=CacheIsolation)
     trials: ConstraintTrials | None = None
     """Compiles constraints before the engine sees them; None skips this."""
-    images: ImageIntake | None = None
+    images: PromptImages | None = None
     """Reads images; None if the model reads text only."""

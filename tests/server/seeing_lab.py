@@ -13,7 +13,7 @@ from PIL import Image as Pillow
 from eaglegate.engine.base import CountsImages
 from eaglegate.engine.scripted import ScriptedEngine
 from eaglegate.engine.types import ImageInput
-from eaglegate.server.generation.images import ImageIntake
+from eaglegate.server.generation.images import PromptImages
 from eaglegate.server.generation.pipeline import Pipeline
 from eaglegate.text.media.data_url import read_data_url
 from eaglegate.text.media.image import Image
@@ -96,7 +96,7 @@ class SeeingLab(Lab):
             pipeline,
             info=replace(pipeline.info, image_input=image_input),
             served=replace(pipeline.served, images=image_input),
-            images=ImageIntake(self.engine, self.reader, placeholder),
+            images=PromptImages(self.engine, self.reader, placeholder),
         )
 
     @property

@@ -131,7 +131,7 @@ def test_a_model_that_was_not_read_has_an_unknown_quantisation():
     assert "quantisation       none" in check(plan(), wanted(), LAPTOP).text
 
 
-def test_what_the_model_reads_is_shown(tmp_path):
+def test_kinds_of_input_are_shown(tmp_path):
     assert "input              text only" in check(plan(), wanted(), LAPTOP).text
     target = copy_draft(tmp_path / "target")
     change_config(target, vision_config={})
