@@ -20,6 +20,8 @@ from eaglegate.text.media.hosts import MediaHost, MediaUrl, is_allowed, is_publi
 
 FETCH_S = 10.0
 """Seconds for one image, with the name's resolution and all redirects."""
+CONNECT_S = 3.0
+"""Seconds for one of a host's addresses."""
 CONNECTIONS = 16
 MAX_REDIRECTS = 3
 REDIRECTS = (301, 302, 303, 307, 308)
@@ -106,6 +108,7 @@ class ImageFetcher:
             "GET",
             httpcore.URL(scheme=url.scheme, host=url.host, port=url.port, target=url.path),
             headers=HEADERS,
+            extensions={"timeout": {"connect": CONNECT_S}},
         ) as response:
             headers = {name.lower(): value for name, value in response.headers}
             if response.status in REDIRECTS and b"location" in headers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,15 @@ if TYPE_CHECKING:
     from eaglegate.text.media.fetch import ImageFetcher
 
 
+MAX_SIZES = 4096
+
+
 class ImageReader:
     """Reader of the images of all requests. It starts processes when the first image arrives.
 
     A request's images are decoded one after another, so requests with many images share the
-    processes with the others.
+    processes with the others. A conversation repeats its images in every turn, so images that were
+    decoded once are remembered by their digest.
     """
 
     def __init__(self, limits: ImageLimits, hosts: Sequence[str] = ()) -> None:
@@ -31,9 +36,16 @@ class ImageReader:
         self._hosts = tuple(map(parse_host, hosts))
         self._decoders = DecoderPool(limits)
         self._fetcher: ImageFetcher | None = None
+        self._sizes: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
+        """Width and height of decoded images, by owner and digest."""
 
-    async def read(self, sources: Sequence[ImageSource]) -> tuple[Image, ...]:
+    async def read(
+        self, sources: Sequence[ImageSource], owner: str | None = None
+    ) -> tuple[Image, ...]:
         """Read a request's images.
+
+        An image that its owner sent before is read sooner. Another owner cannot tell. Without an
+        owner nothing is remembered.
 
         Raises ImageRefused, and ImageReaderLost if the same request may succeed later.
         """
@@ -45,7 +57,7 @@ class ImageReader:
                 f"{len(sources)}. Send fewer.",
             )
         encoded = await self._load_all(sources)
-        return await self._decode_all(sources, encoded)
+        return await self._decode_all(sources, encoded, owner)
 
     async def aclose(self) -> None:
         await self._decoders.aclose()
@@ -88,12 +100,12 @@ class ImageReader:
         return self._fetcher
 
     async def _decode_all(
-        self, sources: Sequence[ImageSource], encoded: Sequence[bytes]
+        self, sources: Sequence[ImageSource], encoded: Sequence[bytes], owner: str | None
     ) -> tuple[Image, ...]:
         limit, num_pixels, images = self._limits.max_request_pixels, 0, []
         for source, data in zip(sources, encoded, strict=True):
             try:
-                image = await self._decode(data)
+                image = await self._decode(data, owner)
             except ValueError as error:
                 raise ImageRefused(source.param, str(error)) from None
             num_pixels += image.width * image.height
@@ -106,9 +118,19 @@ class ImageReader:
             images.append(image)
         return tuple(images)
 
-    async def _decode(self, data: bytes) -> Image:
+    async def _decode(self, data: bytes, owner: str | None) -> Image:
         """Raises ValueError with a message for the client, and ImageReaderLost."""
         name = detect_format(data, self._limits.formats)
         digest = await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
-        width, height = await self._decoders.decode(data)
-        return Image(data, name, width, height, digest)
+        size = None if owner is None else self._sizes.get((owner, digest))
+        if size is None:
+            size = await self._decoders.decode(data)
+        if owner is not None:
+            self._remember((owner, digest), size)
+        return Image(data, name, *size, digest)
+
+    def _remember(self, key: tuple[str, str], size: tuple[int, int]) -> None:
+        self._sizes[key] = size
+        self._sizes.move_to_end(key)
+        if len(self._sizes) > MAX_SIZES:
+            self._sizes.popitem(last=False)

@@ -185,9 +185,11 @@ async def test_a_second_address_is_tried(site, fetcher, monkeypatch) -> None:
     site.addresses = [["8.8.8.8", PUBLIC]]
     connect = Network.connect_tcp
 
-    async def refuse_first(self, host, *others, **options):
+    async def refuse_first(self, host, port, timeout, *others, **options):
+        assert timeout == fetch.CONNECT_S
         if host == "8.8.8.8":
-            raise httpcore.ConnectError
+            raise httpcore.ConnectTimeout
+        others = (port, timeout, *others)
         return await connect(self, host, *others, **options)
 
     monkeypatch.setattr(Network, "connect_tcp", refuse_first)

@@ -9,6 +9,8 @@ from dataclasses import replace
 import pytest
 from PIL import Image as Pillow
 
+from eaglegate.text.media import reader as reader_module
+from eaglegate.text.media.decoder_pool import DecoderPool
 from eaglegate.text.media.image import Image
 from eaglegate.text.media.reader import ImageReader
 from eaglegate.text.media.source import ImageLimits, ImageRefused, ImageSource
@@ -102,6 +104,33 @@ async def test_urls_of_other_kinds_are_refused(reader) -> None:
     for url in ("https://user:secret@a.example/cat.png?token=1", "file:///etc/passwd", "cat.png"):
         refusal = await refuse(reader, ImageSource("input[0]", url))
         assert refusal.rule == "This gateway fetches no images; send a data: URL."
+
+
+async def test_an_owners_images_are_decoded_once(reader, monkeypatch) -> None:
+    decode, num_images = DecoderPool.decode, 0
+
+    async def count(pool: DecoderPool, data: bytes) -> tuple[int, int]:
+        nonlocal num_images
+        num_images += 1
+        return await decode(pool, data)
+
+    monkeypatch.setattr(DecoderPool, "decode", count)
+    monkeypatch.setattr(reader_module, "MAX_SIZES", 2)
+    red, green, blue = (to_source(make_picture(size=(size, size))) for size in (8, 9, 10))
+    cases = (
+        ("a", red, 1), ("a", red, 1), ("b", red, 2), ("a", red, 2), (None, red, 3), (None, red, 4),
+        ("a", green, 5), ("a", red, 5), ("a", blue, 6), ("a", red, 6), ("a", green, 7),
+    )  # fmt: skip
+    for owner, source, expected in cases:
+        (image,) = await reader.read([source], owner)
+        assert image.width == {red: 8, green: 9, blue: 10}[source]
+        assert num_images == expected
+
+
+async def test_refused_images_are_not_remembered(reader) -> None:
+    for _ in range(2):
+        with pytest.raises(ImageRefused, match="at most 200 times"):
+            await reader.read([to_source(make_picture(size=(1000, 1)))], "a")
 
 
 def test_no_description_shows_an_image_or_a_url() -> None:
