@@ -98,7 +98,7 @@ class PromptImages:
         is_inline = all(source.url[:5].lower() == "data:" for source in sources)
         try:
             async with self.turns.turn(charge.name) if is_inline else nullcontext():
-                images = await self.reader.read(sources)
+                images = await self.reader.read(sources, charge.name or "")
         except ImageRefused as error:
             raise InvalidRequest(str(error), param=error.param) from error
         except ImageReaderLost as error:

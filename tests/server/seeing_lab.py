@@ -40,9 +40,13 @@ class QuickReader:
 
     def __init__(self) -> None:
         self.sources: list[ImageSource] = []
+        self.owners: list[str | None] = []
 
-    async def read(self, sources: Sequence[ImageSource]) -> tuple[Image, ...]:
+    async def read(
+        self, sources: Sequence[ImageSource], owner: str | None = None
+    ) -> tuple[Image, ...]:
         self.sources += sources
+        self.owners.append(owner)
         return tuple(map(self._read, sources))
 
     def _read(self, source: ImageSource) -> Image:

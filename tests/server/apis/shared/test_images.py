@@ -438,3 +438,12 @@ async def test_images_are_decoded_before_the_engine_sees_them():
         )
     finally:
         await lab.reader.aclose()
+
+
+async def test_images_are_remembered_for_their_key_alone(lab):
+    lab.gateway.keys = KeyRing(tuple(ApiKey(name, hash_key(name)) for name in "ab"))
+    body = {"messages": [user(image())]}
+    for name in "ab":
+        headers = {"authorization": f"Bearer {name}"}
+        await lab.post("/v1/chat/completions", body, headers=headers)
+    assert lab.reader.owners == ["a", "b"]
