@@ -90,7 +90,7 @@ from eaglegate.text.media.image import Image
 if TYPE_CHECKING:
     from vllm.v1.metrics.loggers import StatLoggerFactory
 
-    from eaglegate.engine.vllm_backend.images import ImageIntake
+    from eaglegate.engine.vllm_backend.images import ImageRenderer
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ class VllmEngine(
         self._llm: AsyncLLM | None = None
         self._outputs: StepOutputProcessor | None = None
         self._closed = False
-        self._images: ImageIntake | None = None
+        self._images: ImageRenderer | None = None
         """None if the model reads no images."""
         self._flight: FlightRecord | None = None
         self._steered = False
@@ -259,11 +259,11 @@ class VllmEngine(
         """Accept prompts with images if the model reads them."""
         if not llm.vllm_config.model_config.supports_multimodal_inputs:
             return info
-        from eaglegate.engine.vllm_backend.images import ImageIntake, read_image_input
+        from eaglegate.engine.vllm_backend.images import ImageRenderer, read_image_input
 
         image_input = read_image_input(llm)
         if image_input is not None:
-            self._images = ImageIntake(llm, outputs, image_input)
+            self._images = ImageRenderer(llm, outputs, image_input)
         return replace(info, image_input=image_input)
 
     def _has_run(self, inbox: StepQueue) -> bool | None:

@@ -44,7 +44,7 @@ MAX_REASON = 200
 """Most characters of an image processor's reason that a client is told."""
 
 
-class ImageIntake:
+class ImageRenderer:
     """Takes prompts with images into one engine."""
 
     def __init__(

@@ -98,7 +98,7 @@ async def test_the_worker_reads_images_at_every_depth_and_continues(engine, aske
     assert await engine.count_prompt(other.prompt, other.images) == length
 
 
-async def test_what_the_worker_refuses_is_a_request_refused(engine, asked) -> None:
+async def test_a_refusal_by_the_worker_ends_one_request(engine, asked) -> None:
     four = replace(asked, id="four", prompt=asked.prompt + (2050,) * 2, images=asked.images * 2)
     with pytest.raises(RequestRejected):
         await run(engine, four)
