@@ -72,6 +72,11 @@ class RequestCharge:
         self.budget.bodies.hold(self.name, num_bytes)
         self.num_bytes += num_bytes
 
+    def take_images(self, num_images: int) -> None:
+        """Pay for images before they are read. Raises TooManyRequests and InvalidRequest."""
+        if self.quota is not None:
+            self.quota.take_images(num_images)
+
     def hold_echo(self, prompt: int, logprobs: int) -> None:
         """Charge an answer's copy of ``prompt`` tokens, each with ``logprobs`` log probabilities,
         before the engine makes it.

@@ -11,6 +11,7 @@ microseconds. Keys come from flags, the environment and a YAML file::
         models: [demo]               # default: all
         requests_per_minute: 600
         tokens_per_minute: 100000
+        images_per_minute: 120
         concurrency: 16
         depth: 3                     # draft tokens per step if the request sets none
         expires: 2027-01-31          # a date (its end, UTC) or a time with a zone
@@ -160,6 +161,7 @@ class KeyEntry(BaseModel):
     models: Annotated[list[str], Field(min_length=1)] | None = None
     requests_per_minute: Limit | None = None
     tokens_per_minute: Limit | None = None
+    images_per_minute: Limit | None = None
     concurrency: Limit | None = None
     depth: Annotated[int, Field(ge=0)] | None = None
     expires: datetime | date | None = None
@@ -185,9 +187,11 @@ class KeyEntry(BaseModel):
         return Priority.OPERATOR if self.admin else Priority.NORMAL
 
     def _quota(self) -> KeyQuota | None:
-        if self.requests_per_minute is None and self.tokens_per_minute is None:
+        limits = (self.requests_per_minute, self.tokens_per_minute, self.images_per_minute)
+        if limits == (None, None, None):
             return None
-        return KeyQuota(self.name, self.requests_per_minute, self.tokens_per_minute)
+        requests, tokens, images = limits
+        return KeyQuota(self.name, requests, tokens, images=images)
 
 
 class KeyFile(BaseModel):

@@ -1,4 +1,4 @@
-"""Quota of an API key: requests and tokens per minute."""
+"""Quota of an API key: requests, tokens and images per minute."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RateBucket:
 
 @dataclass(frozen=True, slots=True)
 class LimitState:
-    """Current state of a limit. ``what`` is requests, tokens or concurrency."""
+    """Current state of a limit. ``what`` is requests, tokens, images or concurrency."""
 
     what: str
     limit: int
@@ -66,7 +66,7 @@ class LimitState:
 
 
 class KeyQuota:
-    """Requests and tokens per minute of one key; None for no limit.
+    """Requests, tokens and images per minute of one key; None for no limit.
 
     A key may enter while its token bucket is not empty. A request reserves its prompt's tokens and
     the possible tokens of its answer, and settles when the answer ends. The debt is at most one
@@ -79,10 +79,12 @@ class KeyQuota:
         requests: int | None = None,
         tokens: int | None = None,
         clock: Clock = time.monotonic,
+        images: int | None = None,
     ) -> None:
         self._name = name
         self._requests = None if requests is None else RateBucket(requests, clock)
         self._tokens = None if tokens is None else RateBucket(tokens, clock)
+        self._images = None if images is None else RateBucket(images, clock)
         self._longest: float | None = None
         """Length of the longest recent answer in tokens, fading over time; None before the first
         answer.
@@ -97,6 +99,22 @@ class KeyQuota:
         if self._requests is not None:
             self._refuse(self._requests, "requests", "key_requests_exceeded")
             self._requests.take(1)
+
+    def take_images(self, num_images: int) -> None:
+        """Pay for the images of a request. Raises TooManyRequests while they are not available, and
+        InvalidRequest if they never will be.
+        """
+        if self._images is None or not num_images:
+            return
+        minute = self._images.per_minute
+        if num_images > minute:
+            raise InvalidRequest(
+                f"The request has {num_images} images. The API key '{self._name}' may send "
+                f"{minute} images per minute. Send fewer.",
+                code="images_exceed_key_minute",
+            )
+        self._refuse(self._images, "images", "key_images_exceeded", num_images)
+        self._images.take(num_images)
 
     def pay(self, tokens: float) -> float:
         """Pay for tokens, and return the number paid. A negative number is a refund."""
@@ -129,7 +147,8 @@ class KeyQuota:
 
     def describe(self) -> Iterator[LimitState]:
         """Yield the current state of each limit of the key."""
-        for unit, bucket in (("requests", self._requests), ("tokens", self._tokens)):
+        buckets = {"requests": self._requests, "tokens": self._tokens, "images": self._images}
+        for unit, bucket in buckets.items():
             if bucket is not None:
                 limit, remaining = bucket.per_minute, max(0, int(bucket.level))
                 yield LimitState(unit, limit, remaining, bucket.wait_s(limit))
@@ -140,6 +159,7 @@ class KeyQuota:
         for bucket, predecessor in (
             (self._requests, quota._requests),
             (self._tokens, quota._tokens),
+            (self._images, quota._images),
         ):
             if bucket is not None and predecessor is not None:
                 bucket.resume(predecessor)

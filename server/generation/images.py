@@ -94,6 +94,7 @@ class PromptImages:
         """Return the images, and charge their bytes. Raises InvalidRequest and TooManyRequests."""
         if not sources:
             return ()
+        charge.take_images(len(sources))
         # Images that are fetched take no turn, because their hosts may be slow.
         is_inline = all(source.url[:5].lower() == "data:" for source in sources)
         try:

@@ -26,6 +26,7 @@ keys:
     models: [demo]
     requests_per_minute: 600
     tokens_per_minute: 1000
+    images_per_minute: 100
     concurrency: 16
     depth: 2
     expires: 2999-01-31
@@ -172,13 +173,15 @@ def test_an_admin_s_key_goes_first_unless_it_has_a_class(tmp_path):
     assert ring.classes == {Priority.LOW, Priority.OPERATOR}
 
 
-@pytest.mark.parametrize("limit", ["requests_per_minute", "tokens_per_minute"])
+@pytest.mark.parametrize("limit", ["requests_per_minute", "tokens_per_minute", "images_per_minute"])
 def test_either_limit_makes_a_quota(tmp_path, limit):
     quota = load_one(tmp_path, f", {limit}: 1").quota
     assert quota is not None
     quota.take()
     quota.pay(5)
+    quota.take_images(1)
     with pytest.raises(TooManyRequests):
+        quota.take_images(1)
         quota.take()
 
 

@@ -447,3 +447,35 @@ async def test_images_are_remembered_for_their_key_alone(lab):
         headers = {"authorization": f"Bearer {name}"}
         await lab.post("/v1/chat/completions", body, headers=headers)
     assert lab.reader.owners == ["a", "b"]
+
+
+async def test_a_key_has_images_per_minute(lab):
+    now = 0.0
+    quota = KeyQuota("a", images=2, clock=lambda: now)
+    lab.gateway.keys = KeyRing((ApiKey("a", hash_key("a"), quota=quota),))
+
+    async def send(num_images: int) -> Answer:
+        body = {"messages": [user(*[image()] * num_images, text("a"))], "max_tokens": 9}
+        headers = {"authorization": "Bearer a"}
+        return await lab.post("/v1/chat/completions", body, headers=headers)
+
+    assert (await send(2)).headers["x-ratelimit-remaining-images"] == "0"
+    refusal = await send(1)
+    assert (refusal.status, refusal.json["error"]["code"]) == (429, "key_images_exceeded")
+    assert refusal.headers["retry-after"] == "30"
+    assert (await send(0)).status == 200
+    assert len(lab.reader.sources) == 2
+    now = 30.0
+    assert (await send(1)).status == 200
+    refusal = await send(3)
+    assert (refusal.status, refusal.json["error"]["code"]) == (400, "images_exceed_key_minute")
+
+
+async def test_images_that_are_counted_are_paid_for(lab):
+    quota = KeyQuota("a", images=1, clock=lambda: 0.0)
+    lab.gateway.keys = KeyRing((ApiKey("a", hash_key("a"), quota=quota),))
+    headers = {"authorization": "Bearer a"}
+    body = {"messages": [user(block())]}
+    url = "/v1/messages/count_tokens"
+    assert (await lab.post(url, body, headers=headers)).status == 200
+    assert (await lab.post(url, body, headers=headers)).status == 429
