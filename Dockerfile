@@ -34,7 +34,7 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN (/opt/venv/bin/pip install --no-deps --require-hashes -r torch.lock \
     || /opt/venv/bin/pip install --no-deps --require-hashes --index-url "${TORCH_INDEX}" -r torch.lock) \
     && /opt/venv/bin/pip install --no-deps --require-hashes -r cpu.lock \
-    && cat torchvision_operators.py >> /opt/venv/lib/python3*/site-packages/torchvision/extension.py \
+    && tee -a /opt/venv/lib/python3*/site-packages/torchvision/extension.py < torchvision_operators.py > /dev/null \
     && /opt/venv/bin/pip uninstall -y pip \
     && rm -rf /opt/venv/lib/python3*/site-packages/torch/include
 
