@@ -8,6 +8,9 @@ from eaglegate.engine.vllm_backend import renderer as vllm_renderer
 from eaglegate.engine.vllm_backend.arguments import DEMO, make_demo_arguments
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.text.rendering.encoding import PromptTooLong, RenderingCancelled, RenderLimits
+from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer
+from eaglegate.text.rendering.sandbox import SMALL_BYTES
+from tests.text.rendering.conversations import IMAGES
 
 QUESTION = [{"role": "user", "content": "Hi, \u00fcber-\u6f22!"}]
 TOOL = {
@@ -200,3 +203,25 @@ def test_a_coded_prompt_that_fits_is_counted_as_it_is(mistral) -> None:
     assert len(mistral.render_chat(asked, None, limits=RenderLimits(max_tokens=num))) == num
     with pytest.raises(PromptTooLong):
         mistral.render_chat(asked, None, limits=RenderLimits(max_tokens=num - 1))
+
+
+SEEN = [{"role": "user", "content": [{"type": "text", "text": "<pad>"}, {"type": "image"}]}]
+
+
+def test_images_become_the_same_placeholders_as_without_vllm() -> None:
+    renderer = VllmRenderer(make_demo_arguments(), IMAGES)
+    other = TemplateRenderer(ModelFiles.find(str(DEMO / "target"), None, None), IMAGES)
+    long = [*SEEN, {"role": "assistant", "content": "x " * SMALL_BYTES}, *SEEN]
+    for messages in (SEEN, SEEN * 2, long):
+        token_ids = renderer.render_chat(messages, None)
+        assert token_ids == other.render_chat(messages, None)
+        assert token_ids.count(renderer.tokenizer.pad_token_id) == str(messages).count("image")
+
+
+def test_images_need_a_template_of_parts(deepseek, mistral) -> None:
+    as_text = VllmRenderer(make_demo_arguments(), IMAGES, content_format="string")
+    with pytest.raises(ValueError, match="as one text"):
+        as_text.render_chat(SEEN, None)
+    for coded in (deepseek, mistral):
+        with pytest.raises(ValueError, match="written in code"):
+            coded.render_chat(SEEN, None)

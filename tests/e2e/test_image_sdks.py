@@ -1,0 +1,195 @@
+"""Pictures through the SDKs of OpenAI and Anthropic, on a real engine that reads images."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from anthropic import Anthropic
+from openai import BadRequestError, OpenAI
+
+from tests.conftest import RunningGateway, serving
+from tests.vision_demo import VisionDemo, draw_picture
+
+pytestmark = pytest.mark.slow
+
+QUESTION = "Describe the weather in one line."
+CONTEXT = 1024
+
+
+def write_flags(demo: VisionDemo) -> Iterator[str]:
+    """Yield the flags of an engine with the demo's arguments."""
+    for name, value in demo.arguments(max_model_len=CONTEXT).items():
+        text = json.dumps(value) if isinstance(value, dict) else value
+        yield f"--{name.replace('_', '-')}={text[0] if isinstance(text, list) else text}"
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    vision_demo: VisionDemo, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningGateway]:
+    log = tmp_path_factory.mktemp("gateway") / "log"
+    with serving(log, [*write_flags(vision_demo), "--responses-store", "sqlite://"]) as running:
+        yield running
+        assert "base64" not in log.read_text()
+
+
+@pytest.fixture(scope="module")
+def openai(gateway: RunningGateway) -> OpenAI:
+    return OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def anthropic(gateway: RunningGateway) -> Anthropic:
+    return Anthropic(base_url=gateway.url, api_key="none", max_retries=0)
+
+
+def draw(seed: int = 1, width: int = 224, height: int = 112) -> bytes:
+    return draw_picture(seed, width, height).data
+
+
+def to_url(picture: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+
+
+def ask(*pictures: bytes, text: str = QUESTION, **fields: Any) -> dict[str, Any]:
+    images = [{"type": "image_url", "image_url": {"url": to_url(data)}} for data in pictures]
+    messages = [{"role": "user", "content": [{"type": "text", "text": text}, *images]}]
+    options = {"model": "vision-demo", "temperature": 0, "max_tokens": 40}
+    return {**options, "messages": messages, **fields}
+
+
+def at_depth(depth: int) -> dict[str, Any]:
+    return {"extra_body": {"num_speculative_tokens": depth}}
+
+
+def test_the_gateway_says_that_it_reads_images(gateway, openai):
+    assert "input        text and images" in gateway.banner
+    (card,) = openai.models.list().data
+    assert card.input_modalities == ["text", "image"]
+
+
+def test_a_chat_about_a_picture(gateway, openai):
+    answers = [openai.chat.completions.create(**ask(draw()), **at_depth(depth)) for depth in (3, 0)]
+    text, other = (answer.choices[0].message.content for answer in answers)
+    assert text == other
+    counted = httpx.post(f"{gateway.url}/tokenize", json={"messages": ask(draw())["messages"]})
+    assert answers[0].usage.prompt_tokens == counted.json()["count"]
+    assert counted.json()["count"] - len(counted.json()["tokens"]) == 8 * 4 - 1
+    stream = openai.chat.completions.create(**ask(draw()), stream=True)
+    pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+    assert "".join(pieces) == text
+
+
+def test_several_pictures_in_their_order(openai):
+    """The text is the same in either order, but its probabilities are not."""
+    first, second = draw(1), draw(2, 112, 224)
+
+    def score(*pictures: bytes) -> list[float]:
+        body = ask(*pictures, logprobs=True, max_tokens=8)
+        choice = openai.chat.completions.create(**body).choices[0]
+        return [token.logprob for token in choice.logprobs.content]
+
+    forward = score(first, second)
+    assert score(first, second) == pytest.approx(forward, abs=1e-4)
+    assert score(second, first) != pytest.approx(forward, abs=1e-3)
+
+
+def test_a_response_and_its_successor(openai):
+    content = [
+        {"type": "input_text", "text": QUESTION},
+        {"type": "input_image", "image_url": to_url(draw()), "detail": "auto"},
+    ]
+    fields = {"model": "vision-demo", "temperature": 0, "max_output_tokens": 40}
+    first = openai.responses.create(input=[{"role": "user", "content": content}], **fields)
+    chat = openai.chat.completions.create(**ask(draw()))
+    assert first.usage.input_tokens == chat.usage.prompt_tokens
+    assert first.output_text == (chat.choices[0].message.content or "")
+    second = openai.responses.create(input="And now?", previous_response_id=first.id, **fields)
+    assert second.usage.input_tokens > first.usage.input_tokens
+
+
+def test_a_message_with_a_file(anthropic, openai, tmp_path: Path):
+    """The SDK encodes files itself."""
+    file = tmp_path / "picture.png"
+    file.write_bytes(draw())
+    for data in (file, BytesIO(draw())):
+        source = {"type": "base64", "media_type": "image/png", "data": data}
+        content = [{"type": "text", "text": QUESTION}, {"type": "image", "source": source}]
+        message = anthropic.messages.create(
+            model="vision-demo",
+            max_tokens=40,
+            messages=[{"role": "user", "content": content}],
+            extra_body={"temperature": 0},
+        )
+        chat = openai.chat.completions.create(**ask(draw()))
+        assert message.usage.input_tokens + message.usage.cache_read_input_tokens == (
+            chat.usage.prompt_tokens
+        )
+        texts = [block.text for block in message.content if block.type == "text"]
+        assert "".join(texts) == (chat.choices[0].message.content or "")
+
+
+def test_a_tool_s_picture(anthropic):
+    data = base64.b64encode(draw()).decode()
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [
+        {"type": "text", "text": "a screenshot"}, {"type": "image", "source": source},
+    ]}  # fmt: skip
+    use = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
+    messages = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result]},
+    ]
+    fields: dict[str, Any] = {"model": "vision-demo", "messages": messages}
+    counted = anthropic.messages.count_tokens(**fields)
+    answer = anthropic.messages.create(max_tokens=9, **fields)
+    usage = answer.usage
+    assert usage.input_tokens + usage.cache_read_input_tokens == counted.input_tokens > 32
+
+
+def test_text_that_spells_a_placeholder_is_text(openai):
+    text = "What is <|image_pad|>?"
+    answer = openai.chat.completions.create(**ask(draw(), text=text))
+    assert answer.choices[0].message.content is not None
+    with pytest.raises(BadRequestError, match="stands for an image"):
+        openai.completions.create(model="vision-demo", prompt=[5, 2050, 6])
+
+
+@pytest.mark.parametrize(
+    ("pictures", "param", "rule"),
+    [
+        ((draw()[:99],), "messages[0].content[1].image_url.url", "whole"),
+        ((b"<svg/>",), "messages[0].content[1].image_url.url", "PNG"),
+        ((draw(1, 28, 28),) * 4, "messages[0].content[4].image_url.url", "at most 3"),
+    ],
+)
+def test_bad_pictures_are_refused(openai, pictures, param, rule):
+    with pytest.raises(BadRequestError) as refusal:
+        openai.chat.completions.create(**ask(*pictures))
+    assert refusal.value.param == param
+    assert rule.lower() in str(refusal.value).lower()
+
+
+def test_no_client_s_end_touches_another_s_picture(openai):
+    """An oversize prompt and a client that leaves have the picture of the next request."""
+    expected = openai.chat.completions.create(**ask(draw(7))).choices[0].message.content
+    for text in (QUESTION + " word" * 970, QUESTION + " word" * CONTEXT):
+        with pytest.raises(BadRequestError, match="maximum context length"):
+            openai.chat.completions.create(**ask(draw(8), draw(9), text=text))
+    stream = openai.chat.completions.create(**ask(draw(8), max_tokens=400), stream=True)
+    next(iter(stream))
+    stream.close()
+    with pytest.raises(Exception, match="timed out"):
+        openai.with_options(timeout=0.01).chat.completions.create(**ask(draw(9)))
+    for seed in (8, 9, 7):
+        answer = openai.chat.completions.create(**ask(draw(seed)))
+        assert answer.choices[0].finish_reason in ("stop", "length")
+    assert answer.choices[0].message.content == expected
