@@ -62,6 +62,7 @@ LONGEST = (
     "engine/vllm_backend/test_doctor_served.py",
     "faults/test_engine_faults.py",
     "engine/vllm_backend/test_sampling_fields.py",
+    "engine/vllm_backend/test_images.py",
     "engine/vllm_backend/test_seeds.py",
     "engine/vllm_backend/test_methods.py",
     "e2e/test_improve.py",

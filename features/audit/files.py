@@ -69,8 +69,8 @@ def pack(answer: FinishedAnswer, record: AuditRecord, model: str) -> dict[str, A
             "depth": request.depth,
             "adapter": request.adapter,
             "workload": request.workload,
-            "images": [image.digest for image in request.images],
         },
+        "images": [image.digest for image in request.images],
         "prompt": [*request.prompt] if answer.may_keep else None,
         "answer": [*answer.token_ids] if answer.may_keep else None,
     }
@@ -82,10 +82,10 @@ def unpack(content: Any) -> tuple[EngineRequest, tuple[int, ...], int]:
         raise ValueError(f"This is not a violation file of version {VERSION}.")
     if not content.get("prompt") or not content.get("answer"):
         raise ValueError("The file has no tokens: the client asked not to be captured.")
+    if content.get("images"):
+        raise ValueError("The prompt has images, of which the file holds the digests alone.")
     try:
         fields, finding = content["request"], content["found"]
-        if fields.get("images"):
-            raise ValueError("the prompt has images, and the file only their digests")
         request = EngineRequest(
             id=str(finding["request"]),
             prompt=tuple(map(int, content["prompt"])),

@@ -35,8 +35,8 @@ class Audits(MetricGroup):
         )
         self._drops = self.counter(
             "audits_dropped",
-            "Answers selected for an audit and not audited: queue, idle, length, rules, "
-            "unknown, error",
+            "Answers selected for an audit and not audited: queue, idle, length, images, "
+            "rules, unknown, error",
             ("reason",),
         )
         self._seconds = self.counter("audit_seconds", "Time of audits in the engine", ("workload",))

@@ -423,6 +423,16 @@ async def test_the_tokens_of_a_client_that_leaves_are_audited() -> None:
     assert lab.auditor.describe()["waiting"] == 1
 
 
+async def test_images_of_waiting_answers_are_bounded() -> None:
+    lab = Lab()
+    image = Image(bytes(module.MOST_IMAGE_BYTES // 2), "png", 28, 28, "0")
+    for at in range(3):
+        await lab.answer(f"r{at}", images=(image,))
+    await lab.answer("text")
+    assert lab.notes.drops == ["images"]
+    assert lab.auditor.describe()["waiting"] == 3
+
+
 async def test_lossy_engines_are_not_audited(caplog: pytest.LogCaptureFixture) -> None:
     lab = Lab()
     auditor = Auditor(1.0, lab.holds, lab.notes, str, lambda: True, write_nothing)
@@ -452,6 +462,17 @@ async def test_evidence_is_private_and_can_be_replayed(tmp_path: Path) -> None:
     ]
     assert [found[name]["outcome"] for name in found] == ["violated", "violated", "lossless"]
     assert [one.depth for one in lab.engine.requests[-2:]] == [3, 0]
+
+
+async def test_evidence_of_an_answer_to_images_cannot_be_replayed(tmp_path: Path) -> None:
+    lab = Lab(write=EvidenceFolder(tmp_path, "demo"))
+    lab.engine.scores = [BAD]
+    await audit(lab, images=(Image(b"pixels", "png", 28, 28, "digest"),))
+    (file,) = tmp_path.iterdir()  # noqa: ASYNC240
+    content = json.loads(file.read_text())
+    assert content["images"] == ["digest"]
+    with pytest.raises(ValueError, match="The prompt has images"):
+        unpack(content)
 
 
 @pytest.mark.parametrize(("num_files", "is_written"), [(99, True), (100, False)])
