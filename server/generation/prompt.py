@@ -197,6 +197,17 @@ def drop_oldest(conversation: Conversation, count: int) -> Conversation:
     return replace(conversation, messages=messages, images=conversation.images[num_images:])
 
 
+def drop_images(conversation: Conversation, max_images: int) -> Conversation:
+    """Drop the oldest messages until at most ``max_images`` images are left, or one message."""
+    excess, count = len(conversation.images) - max_images, 0
+    for index in _droppable(conversation)[:-1]:
+        if excess <= 0:
+            break
+        excess -= count_images(conversation.messages[index])
+        count += 1
+    return drop_oldest(conversation, count)
+
+
 def _droppable(conversation: Conversation) -> list[int]:
     indices = range(len(conversation.messages))
     return [index for index in indices if _role(conversation, index) not in ("system", "developer")]

@@ -215,7 +215,7 @@ def _make_conversation(
         continue_final_message=continues,
         template_kwargs=template_kwargs(served, variables, **reasoning, **verbosity, **documents),
         template=own_template(served, variables, request.chat_template),
-        images=tuple(media.images),
+        images=media.check_images(media.images),
     )
 
 

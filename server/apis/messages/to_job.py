@@ -174,7 +174,7 @@ def _make_conversation(
         continue_final_message=continues,
         template_kwargs=template_kwargs(served, variables, **_thinking(request)),
         template=own_template(served, variables),
-        images=tuple(media.images),
+        images=media.check_images(media.images),
     )
     return conversation, policy
 

@@ -265,5 +265,5 @@ def _conversation(request: TokenizeRequest, pipeline: Pipeline, caller: Caller) 
         continue_final_message=continues,
         template_kwargs=template_kwargs(pipeline.served, request.chat_template_kwargs),
         template=own_template(pipeline.served, request.chat_template_kwargs, request.chat_template),
-        images=tuple(media.images),
+        images=media.check_images(media.images),
     )

@@ -153,7 +153,7 @@ def _complete_item(item: dict[str, Any]) -> dict[str, Any]:
 
 def messages(items: Iterable[ItemDict], media: MediaPolicy) -> Iterator[dict[str, Any]]:
     """Yield template messages. Consecutive reasoning, text and calls of the assistant become one
-    message. Raises InvalidRequest for too many images.
+    message. Images are added to ``media``.
     """
     turn: dict[str, Any] = {}
     for item in items:

@@ -55,6 +55,7 @@ from eaglegate.server.generation.job import (
     Question,
     ToolPolicy,
 )
+from eaglegate.server.generation.prompt import drop_images
 from eaglegate.server.generation.served_model import ServedModel
 from eaglegate.text.rendering.template import strip_billing
 
@@ -156,13 +157,17 @@ def _conversation(
     verbosity = request.text.verbosity if request.text else None
     options = {"verbosity": verbosity} if verbosity else {}
     variables = request.chat_template_kwargs
-    return Conversation(
+    conversation = Conversation(
         messages=(*system, *template_messages),
         tools=policy.tools if policy.choice != "none" else (),
         template_kwargs=template_kwargs(served, variables, **effort, **options),
         template=own_template(served, variables),
         images=tuple(media.images),
     )
+    if request.truncation == "auto" and media.image_input is not None:
+        conversation = drop_images(conversation, media.image_input.max_images)
+    media.check_images(conversation.images)
+    return conversation
 
 
 def _sampling(request: ResponsesRequest, served: ServedModel) -> Sampling:

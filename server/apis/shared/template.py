@@ -74,25 +74,25 @@ class MediaPolicy:
         kind = str(part.get("type", ""))
         if not self.reads(kind, role):
             return self.text(kind, path)
-        self._add(read_source(part, path))
+        self.images.append(read_source(part, path))
         note_ignored(part, self.notices)
         return IMAGE
+
+    def check_images(self, images: Sequence[ImageSource]) -> tuple[ImageSource, ...]:
+        """Return the images of a prompt. Raises InvalidRequest if there are too many."""
+        limit = 0 if self.image_input is None else self.image_input.max_images
+        if len(images) > limit:
+            raise InvalidRequest(
+                f"'{images[limit].param}' is one image too many: a prompt may have at most {limit} "
+                f"of them here, and this one has {len(images)}. Leave out the oldest.",
+                param=images[limit].param,
+            )
+        return tuple(images)
 
     def reads(self, kind: str, role: str) -> bool:
         """Return True if the model reads a part of type ``kind`` in a message of this role."""
         can_read = self.image_input is not None and role not in WITHOUT_IMAGES
         return can_read and kind in IMAGE_PARTS
-
-    def _add(self, source: ImageSource) -> None:
-        assert self.image_input is not None
-        limit = self.image_input.max_images
-        if len(self.images) >= limit:
-            raise InvalidRequest(
-                f"'{source.param}' is one image too many: a prompt may have at most {limit} of "
-                "them here. Leave out the oldest.",
-                param=source.param,
-            )
-        self.images.append(source)
 
     def text(self, kind: str, path: str) -> str:
         """Return the placeholder for a part of type ``kind``. Raises InvalidRequest if it is

@@ -192,7 +192,9 @@ async def test_images_without_data_are_refused(lab, part, param, rule):
 
 async def test_too_many_images_are_refused(lab):
     error = await refuse(lab, messages=[user(*[image()] * 4)])
-    check_refusal(error, "messages[0].content[3].image_url.url", "at most 3")
+    check_refusal(
+        error, "messages[0].content[3].image_url.url", "at most 3 of them here, and this one has 4"
+    )
     assert lab.reader.sources == []
 
 
@@ -413,6 +415,20 @@ async def test_dropped_messages_take_their_images_along(lab):
     assert lab.widths == [90, 80]
     assert lab.prompt == "assistant: x;user: b<pad>;user: <pad>;"
     assert (await respond(lab, *items, max_output_tokens=20)).status == 400
+
+
+async def test_messages_with_too_many_images_are_dropped(lab):
+    system = {"role": "system", "content": "s"}
+    items = [system, *(user(input_text("a"), input_image(width)) for width in (10, 11, 12, 13))]
+    assert (await respond(lab, *items, truncation="auto")).status == 200
+    assert lab.widths == [11, 12, 13]
+    assert lab.prompt.startswith("system: s;user: a<pad>;user: a")
+    lab.engine.requests.clear()
+    error = await refuse(lab, "/v1/responses", input=items)
+    check_refusal(error, "input[4].content[1].image_url", "at most 3")
+    crowd = [*items, user(*[input_image()] * 4)]
+    error = await refuse(lab, "/v1/responses", input=crowd, truncation="auto")
+    check_refusal(error, "input[5].content[3].image_url", "at most 3")
 
 
 async def test_a_background_response_has_images(lab):
