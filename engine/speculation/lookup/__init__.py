@@ -1,0 +1,7 @@
+"""Lookups: drafts copied from earlier text of the same request, beside the draft model's.
+
+An answer that quotes its prompt, such as an edit of a file, is predicted by the text itself.
+``index.py`` finds where the last tokens stood before, ``acceptance.py`` learns how often lookups
+and the draft model's tokens are accepted, and ``chooser.py`` chooses between the two for every
+request and step. The scheduler's part is ``engine/vllm_backend/lookups.py``.
+"""

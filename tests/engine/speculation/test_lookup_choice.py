@@ -1,0 +1,91 @@
+"""Lookups are chosen where they bring more than the draft, by what both have brought."""
+
+from __future__ import annotations
+
+import random
+
+from eaglegate.engine.speculation.lookup.acceptance import ROWS
+from eaglegate.engine.speculation.lookup.chooser import REFRESH_STEPS, LookupChooser
+
+FILE = [random.Random(0).randrange(1000) for _ in range(400)]
+
+
+def begin(chooser: LookupChooser, text: list[int], name: str = "a", tenant: str = "") -> None:
+    chooser.begin(name, text, len(text), "edit", tenant)
+    for _ in range(3):
+        chooser.begin_step()
+
+
+def run(draft_hits: int, copies: bool, steps: int = 60, seed: int = 0) -> LookupChooser:
+    """Decode beside a draft that is right for ``draft_hits`` of 3 tokens. With ``copies`` the
+    answer copies its prompt, else it leaves it after each token beside a match."""
+    chooser, rng = LookupChooser(8, 3), random.Random(seed)
+    text = [*FILE, *FILE[:3]] if copies else [1, 2, 3] * 20
+    begin(chooser, text)
+    for step in range(steps):
+        truth = FILE[3 + 4 * step : 7 + 4 * step] if copies else [rng.randrange(2000, 9999)] * 4
+        drafts = truth[:draft_hits] + [-1] * (3 - draft_hits)
+        chooser.begin_step()
+        chooser.choose("a", drafts, 3, 8)
+        text += truth if copies else [truth[0], 1, 2, 3]
+    return chooser
+
+
+def test_a_copy_is_looked_up() -> None:
+    assert run(draft_hits=1, copies=True).num_lookups > 55
+
+
+def test_lookups_that_fail_give_way_to_the_draft() -> None:
+    chooser = run(draft_hits=1, copies=False)
+    assert chooser.num_lookups < 10
+    assert chooser.num_drafts > 40
+
+
+def test_both_are_scored_at_every_step() -> None:
+    chooser = run(draft_hits=3, copies=True)
+    lookups, drafts = (
+        chooser.acceptance._count(counts, 0, width)
+        for counts, width in (
+            (chooser.acceptance._lookup_counts, 8),
+            (chooser.acceptance._draft_counts, 3),
+        )
+    )
+    assert lookups[0, :, 0].sum() == drafts[0, :, 0].sum() == 59
+    assert lookups[1, :, 3].sum() == 59  # four committed tokens a step, so no trial is longer
+    assert lookups[0, :, 4].sum() == 0
+    assert drafts[1, :, 2].sum() == 59
+
+
+def test_no_lookup_is_longer_than_its_limit() -> None:
+    chooser = LookupChooser(8, 3)
+    begin(chooser, [*FILE, *FILE[:40]])
+    assert chooser.choose("a", [1], 1, 2) == FILE[40:42]
+    assert chooser.choose("a", [1], 1, 0) is None
+
+
+def test_sure_requests_are_in_a_run() -> None:
+    chooser = run(draft_hits=1, copies=True)
+    assert chooser.are_sure(["a"])
+    assert not chooser.are_sure(["a", "b"])
+    assert not run(draft_hits=1, copies=False).are_sure(["a"])
+
+
+def test_tenants_share_nothing() -> None:
+    chooser = run(draft_hits=1, copies=False)
+    tables = chooser.acceptance
+    row = tables.find_slice("edit", "other")
+    fresh_row = LookupChooser(8, 3).acceptance.find_slice("edit", "other")
+    fresh = LookupChooser(8, 3).acceptance
+    fresh.find_slice("edit", "other")
+    assert tables.lookup_values[row * 9 : (row + ROWS) * 9] == fresh.lookup_values
+    assert fresh_row == 0
+
+
+def test_ended_requests_leave_nothing() -> None:
+    chooser = LookupChooser(8, 3)
+    chooser.begin("a", FILE.copy(), len(FILE))
+    chooser.end("a")
+    for _ in range(REFRESH_STEPS):
+        chooser.begin_step()
+    assert chooser.size == 0
+    assert not chooser.uses_lookup("a")
