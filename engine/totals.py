@@ -38,6 +38,12 @@ class Totals:
     """A_1, A_2, ...: verify steps that delivered the draft at this position."""
     proposed_at: tuple[int, ...] = ()
     """Verify steps that drafted this position. Falls with the position if depths differ."""
+    lookup_steps: int = 0
+    """Verify steps among D whose draft tokens came from a lookup."""
+    lookup_proposed: int = 0
+    """Draft tokens among P that came from a lookup."""
+    lookup_accepted: int = 0
+    """Draft tokens among A that came from a lookup."""
 
     def __add__(self, other: Totals) -> Totals:
         return Totals(
@@ -54,6 +60,9 @@ class Totals:
             off=self.off + other.off,
             accepted_at=_add_columns(self.accepted_at, other.accepted_at),
             proposed_at=_add_columns(self.proposed_at, other.proposed_at),
+            lookup_steps=self.lookup_steps + other.lookup_steps,
+            lookup_proposed=self.lookup_proposed + other.lookup_proposed,
+            lookup_accepted=self.lookup_accepted + other.lookup_accepted,
         )
 
     @property

@@ -53,6 +53,15 @@ class DepthReason(StrEnum):
     """An operator fixed the depth."""
 
 
+class Drafter(StrEnum):
+    """Source of the draft tokens that a step verified."""
+
+    DRAFT = "draft"
+    """The draft model, or another method of vLLM."""
+    LOOKUP = "lookup"
+    """A lookup in the request's own text, beside a draft (``--lookup``)."""
+
+
 class UndraftedReason(StrEnum):
     """Why a decode step verified no draft token (docs/metrics.md, fallback ratio)."""
 
@@ -231,6 +240,13 @@ class DecodeStep(Struct, frozen=True):
     undrafted: UndraftedReason | None = None
     planned: DepthReason | None = None
     """The planner's reason for the depth; None if it planned nothing for the request."""
+    drafter: Drafter = Drafter.DRAFT
+    """Source of the drafted tokens."""
+
+    @property
+    def lookup(self) -> int:
+        """1 if the drafted tokens came from a lookup, else 0."""
+        return int(self.drafter is Drafter.LOOKUP)
 
 
 class StepTrace(Struct, frozen=True):

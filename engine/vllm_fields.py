@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from eaglegate.engine.types import Constraint, DepthReason, EngineRequest, TokenLogprob
+from eaglegate.engine.types import Constraint, DepthReason, Drafter, EngineRequest, TokenLogprob
 from eaglegate.text.events import FinishReason
 
 DEPTH = "num_speculative_tokens"
@@ -18,7 +18,9 @@ TENANT = "tenant"
 """Key in ``extra_args``: the tenant whose traffic the request may learn from."""
 UNTAUGHT = "untaught"
 """Key in ``extra_args`` of a request from which the planner learns nothing."""
-DEPTH_BITS = 16
+DEPTH_BITS = 15
+LOOKUP_BIT = 1 << DEPTH_BITS
+"""Set in the number of a step's account if its drafts are a lookup's."""
 REASONS = tuple(DepthReason)
 TRACED = "traced"
 """Key in ``extra_args``: the request's steps carry their draft tokens."""
@@ -42,13 +44,19 @@ def pack_depth(depth: int, reason: DepthReason | None) -> int:
     """Pack a step's depth and the planner's reason for it into the one number of the step's
     account."""
     code = 0 if reason is None else REASONS.index(reason) + 1
-    return depth | code << DEPTH_BITS
+    return depth | code << DEPTH_BITS + 1
 
 
-def unpack_depth(packed_depth: int) -> tuple[int, DepthReason | None]:
-    """Return the depth and the reason that ``pack_depth`` packed."""
-    code = packed_depth >> DEPTH_BITS
-    return packed_depth & (1 << DEPTH_BITS) - 1, REASONS[code - 1] if code else None
+def mark_lookup(packed_depth: int) -> int:
+    """Mark a step's number: its drafts are a lookup's."""
+    return packed_depth | LOOKUP_BIT
+
+
+def unpack_depth(packed_depth: int) -> tuple[int, DepthReason | None, Drafter]:
+    """Return the depth, the reason that ``pack_depth`` packed, and who drafted."""
+    code = packed_depth >> DEPTH_BITS + 1
+    drafter = Drafter.LOOKUP if packed_depth & LOOKUP_BIT else Drafter.DRAFT
+    return packed_depth & LOOKUP_BIT - 1, REASONS[code - 1] if code else None, drafter
 
 
 def build_sampling_fields(request: EngineRequest) -> dict[str, Any]:

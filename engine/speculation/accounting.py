@@ -21,7 +21,7 @@ from operator import attrgetter
 from msgspec.structs import replace
 
 from eaglegate.engine.totals import Totals
-from eaglegate.engine.types import DecodeStep, Step, UndraftedReason
+from eaglegate.engine.types import DecodeStep, Drafter, Step, UndraftedReason
 
 _DELIVERED = attrgetter("delivered")
 
@@ -72,6 +72,7 @@ def sum_steps(steps: Iterable[DecodeStep], *, first_tokens: int = 0, requests: i
         kinds[key] = step, kinds[key][1] + 1 if key in kinds else 1
     tokens, verify_steps, lost_bonus, rejected, undrafted, off = first_tokens, 0, 0, 0, 0, 0
     proposed = accepted = cut = max_depth = 0
+    lookup_steps = lookup_proposed = lookup_accepted = 0
     for step, count in kinds.values():
         tokens += count * step.delivered
         lost_bonus += count * (step.delivered == step.accepted)
@@ -85,6 +86,10 @@ def sum_steps(steps: Iterable[DecodeStep], *, first_tokens: int = 0, requests: i
         cut += count * step.cut
         rejected += count * (step.accepted + step.cut == 0)
         max_depth = max(max_depth, step.drafted)
+        if step.drafter is Drafter.LOOKUP:
+            lookup_steps += count
+            lookup_proposed += count * step.drafted
+            lookup_accepted += count * step.accepted
     verify = [(step, count) for step, count in kinds.values() if step.drafted]
     return Totals(
         requests=requests,
@@ -100,6 +105,9 @@ def sum_steps(steps: Iterable[DecodeStep], *, first_tokens: int = 0, requests: i
         off=off,
         accepted_at=_count_reaching([(step.accepted, count) for step, count in verify], max_depth),
         proposed_at=_count_reaching([(step.drafted, count) for step, count in verify], max_depth),
+        lookup_steps=lookup_steps,
+        lookup_proposed=lookup_proposed,
+        lookup_accepted=lookup_accepted,
     )
 
 
@@ -113,7 +121,13 @@ def trim_step(step: DecodeStep, tokens: int) -> DecodeStep:
     num_accepted = min(step.accepted, num_delivered)
     num_cut = step.cut + step.accepted - num_accepted
     return intern_step(
-        step.drafted, num_accepted, num_delivered, num_cut, step.undrafted, step.planned
+        step.drafted,
+        num_accepted,
+        num_delivered,
+        num_cut,
+        step.undrafted,
+        step.planned,
+        step.drafter,
     )
 
 

@@ -263,6 +263,13 @@ class DepthPlanner:
         self.totals.planning_s += perf_counter() - start_s
         return state.plan
 
+    def get_token_price(self, batch: int) -> float | None:
+        """Return the cost of one more verified token, in tokens that its time would bring; None
+        until plans and step times are known."""
+        return (
+            self._rate * self.cost.per_token(batch) if self.cost.is_known and self._rate else None
+        )
+
     def list_useful_widths(self, requests: Sequence[str], depth: int) -> list[int]:
         """Return the number of ``depth`` drafts worth verifying, for requests outside the last
         plan."""
@@ -342,16 +349,18 @@ class DepthPlanner:
         drafted: Sequence[int],
         accepted: Sequence[int],
         hits: Sequence[int] | None = None,
+        other_tokens: int = 0,
     ) -> None:
         """Observe one step's drafts, and requests that had none.
 
         ``drafted`` counts planned drafts, ``hits`` the planned drafts that a lookup found.
+        ``other_tokens`` counts the tokens that the step's other requests committed.
         """
         if self._found is not None and hits is not None:
             self._found.observe(requests, drafted, hits)
         self._observed.append((requests, drafted, accepted))
         self._limit_backlog()
-        self._committed = len(requests) + sum(accepted)
+        self._committed = len(requests) + sum(accepted) + other_tokens
         if self._last is None:
             return
         state = self._last
@@ -360,7 +369,7 @@ class DepthPlanner:
             self._fresh = True
         if state.is_whole and state.requests == requests:
             self.totals.expected_tokens += state.plan.tokens
-            self.totals.committed_tokens += self._committed
+            self.totals.committed_tokens += self._committed - other_tokens
             return
         for request, count in zip(requests, accepted, strict=True):
             if (expected := state.expected.get(request)) is not None:

@@ -30,6 +30,7 @@ from eaglegate.engine.speculation.naming import name_speculation
 from eaglegate.engine.vllm_backend import prepare_cpu, prepare_offline
 from eaglegate.engine.vllm_backend.class_names import SCHEDULER, WORKER
 from eaglegate.engine.vllm_backend.graphs import choose_depths, choose_sizes, declare_depths
+from eaglegate.engine.vllm_backend.lookups import LOOKUP, MAX_WIDTH, refuse_lookups
 
 GIB = 1024**3
 PROCESSOR = "image_processor_type"
@@ -85,6 +86,7 @@ def make_engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
     is_recurrent = model.is_hybrid or model.is_attention_free
     if is_recurrent and config.speculative_config is not None and current_platform.is_cpu():
         raise ValueError(RECURRENT_ON_CPU)
+    refuse_lookups(config)
     return config
 
 
@@ -146,12 +148,12 @@ def _remove_flag(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def make_engine_arguments(
-    namespace: argparse.Namespace, depth: str | None = AUTO
+    namespace: argparse.Namespace, depth: str | None = AUTO, lookup: int = 0
 ) -> AsyncEngineArgs:
     """Make vLLM's arguments from the user's choices and the gateway's defaults.
 
-    ``depth`` is the value of ``--depth``, for requests without their own. Raises EngineStartError
-    if settings of the draft contradict each other.
+    ``depth`` is the value of ``--depth``, for requests without their own, and ``lookup`` that of
+    ``--lookup``. Raises EngineStartError if settings of the draft contradict each other.
     """
     fields = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     fields.discard("log_level")
@@ -161,9 +163,12 @@ def make_engine_arguments(
     if choices.get("model"):
         _find_remote_config(choices)
     choices = name_speculation(choices)
-    if choices.get("model"):
-        return _make_arguments(choices, depth=depth)
-    return make_demo_arguments(depth, **choices)
+    arguments = (
+        _make_arguments(choices, depth=depth)
+        if choices.get("model")
+        else make_demo_arguments(depth, **choices)
+    )
+    return add_lookups(arguments, lookup) if lookup else arguments
 
 
 def _find_remote_config(choices: Mapping[str, Any]) -> None:
@@ -268,6 +273,31 @@ def declare_graphs(choices: dict[str, Any], depth: str | None) -> dict[str, Any]
     if fixed_depth is None and TABLE not in speculation and not _sizes_graphs(choices):
         sizes["cudagraph_capture_sizes"] = choose_sizes(depths, choices.get("max_num_seqs"))
     return sizes | choices | {"speculative_config": declaration}
+
+
+def add_lookups(arguments: AsyncEngineArgs, width: int) -> AsyncEngineArgs:
+    """Add lookups of up to ``width`` tokens to an engine's arguments. Raises ValueError."""
+    if not 1 <= width <= MAX_WIDTH:
+        raise ValueError(f"--lookup must be from 1 to {MAX_WIDTH}, or 0 for none; given {width}")
+    speculation: dict[str, Any] = dict(arguments.speculative_config or {})
+    depth = speculation.get("num_speculative_tokens")
+    if not depth:
+        raise ValueError(
+            "--lookup works beside a draft: give --speculative-config with num_speculative_tokens, "
+            "or use method ngram for lookups alone"
+        )
+    if arguments.scheduler_cls != SCHEDULER:
+        raise ValueError(
+            f"--lookup needs the gateway's own scheduler; leave out --scheduler-cls "
+            f"{arguments.scheduler_cls}"
+        )
+    speculation["num_speculative_tokens"] = max(depth, width)
+    arguments.speculative_config = speculation
+    arguments.additional_config = {
+        **(arguments.additional_config or {}),
+        LOOKUP: {"width": width, "depth": depth},
+    }
+    return arguments
 
 
 def _sizes_graphs(choices: dict[str, Any]) -> bool:

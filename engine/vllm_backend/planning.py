@@ -51,6 +51,7 @@ class Planner(Protocol):
         drafted: Sequence[int],
         accepted: Sequence[int],
         hits: Sequence[int] | None = None,
+        other_tokens: int = 0,
     ) -> None: ...
 
     def observe_step(self, step: ObservedStep) -> None: ...
@@ -92,6 +93,7 @@ class RandomPlanner:
         drafted: Sequence[int],
         accepted: Sequence[int],
         hits: Sequence[int] | None = None,
+        other_tokens: int = 0,
     ) -> None:
         pass
 
@@ -189,7 +191,7 @@ class StepPlanning:
         self.freeze(self._frozen_depth)
 
     def _make_planner(self, mode: str) -> Planner:
-        depth = int(self._scheduler.num_spec_tokens)
+        depth = int(self._scheduler.draft_depth)
         if mode == "random":
             return RandomPlanner(depth)
         always_full = self._behaviour.depth is StepDepth.FULL
@@ -245,6 +247,17 @@ class StepPlanning:
             return False
         self._planner.frozen_depth = self._frozen_depth = depth
         return True
+
+    @property
+    def frozen_depth(self) -> int | None:
+        """The depth at which an operator holds the planner."""
+        return self._frozen_depth
+
+    def get_token_price(self, batch: int) -> float | None:
+        """Return the cost of one more verified token, in tokens that its time would bring; None if
+        unknown."""
+        planner = self._planner
+        return planner.get_token_price(batch) if isinstance(planner, DepthPlanner) else None
 
     def get_width(self, request: Request, num_useful: int) -> int:
         """Return the number of draft tokens to verify; ``num_useful`` if no plan knows the
@@ -340,9 +353,16 @@ class StepPlanning:
             self._widths[request.request_id] = limit if has_own_depth else min(limit, width)
 
     def observe(
-        self, output: SchedulerOutput, verify_counts: Mapping[str, tuple[int, int]]
+        self,
+        output: SchedulerOutput,
+        verify_counts: Mapping[str, tuple[int, int]],
+        lookups: Container[str] = (),
     ) -> None:
-        """Observe a step: drafts and accepted tokens of each request, and the step's time."""
+        """Observe a step: drafts and accepted tokens of each request, and the step's time.
+
+        The planner does not learn the draft's acceptance from requests in ``lookups``, which
+        verified other tokens.
+        """
         now, last_update = self.clock(), self._last_update
         # Two updates in a row bound one step's time, unless the engine was idle between them.
         self._last_update = now if self._scheduler.has_unfinished_requests() else None
@@ -356,13 +376,17 @@ class StepPlanning:
         names = [name for name in tokens if name in self._request_names]
         if names and self._planner is not None:
             # A request without drafts in this step counts, too: (0, 0) is a step of its life.
-            counts = (verify_counts.get(name, (0, 0)) for name in names)
-            drafted, accepted = zip(*counts, strict=True)
+            drafting = [name for name in names if name not in lookups] if lookups else names
+            counts = [verify_counts.get(name, (0, 0)) for name in drafting]
+            drafted, accepted = zip(*counts, strict=True) if counts else ((), ())
+            other_tokens = sum(
+                1 + verify_counts.get(name, (0, 0))[1] for name in names if name in lookups
+            )
             # With a lookup the draft that was not found was planned, and its cost is learnt.
             planned_counts = (
-                self._count_planned(output, names, drafted) if self._lookup else drafted
+                self._count_planned(output, drafting, drafted) if self._lookup else drafted
             )
-            self._planner.observe(names, planned_counts, accepted, drafted)
+            self._planner.observe(drafting, planned_counts, accepted, drafted, other_tokens)
         step = StepContent.read(output)
         depth = self._get_depth_in_interval(output, step)
         # Acceptance is learnt from every step; a time only where its content is certain.
@@ -427,15 +451,21 @@ class StepPlanning:
         begin = planner.move if name in self._request_names else planner.begin
         self._request_names.add(name)
         self._slices[name] = state
-        extra = _get_extra(request)
-        traffic = name_slice(
-            str(extra.get(TRAFFIC, "")),
-            *state,
+        traffic = self.name_traffic(request, *state)
+        begin(name, traffic, str(_get_extra(request).get(TENANT, "")))
+
+    def name_traffic(self, request: Request, reasoning: bool = False, holes: bool = False) -> str:
+        """Return the slice that a request belongs to."""
+        workload = str(_get_extra(request).get(TRAFFIC, ""))
+        temperature = _get_temperature(request)
+        return name_slice(
+            workload,
+            reasoning,
+            holes,
             request.num_prompt_tokens,
-            _get_temperature(request),
+            temperature,
             has_images=bool(request.mm_features),
         )
-        begin(name, traffic, str(extra.get(TENANT, "")))
 
 
 class StepContent(NamedTuple):

@@ -50,12 +50,13 @@ from eaglegate.engine.vllm_backend import draft_reload
 from eaglegate.engine.vllm_backend.child_process import exit_with_parent
 from eaglegate.engine.vllm_backend.flight_record import FlightRecorder
 from eaglegate.engine.vllm_backend.graphs import is_declaration
+from eaglegate.engine.vllm_backend.lookups import Lookups, read_lookup
 from eaglegate.engine.vllm_backend.planning import StepPlanning
 from eaglegate.engine.vllm_backend.prefix_cache import PrefixBlocks, drop_prefix, track_prefixes
 from eaglegate.engine.vllm_backend.prefix_drops import PrefixDrops
 from eaglegate.engine.vllm_backend.sharing import StepSharing
 from eaglegate.engine.vllm_contract import SKIP
-from eaglegate.engine.vllm_fields import DEPTH, TRACED
+from eaglegate.engine.vllm_fields import DEPTH, TRACED, mark_lookup
 
 
 class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
@@ -63,7 +64,10 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.ceiling: int = self.num_spec_tokens
+        lookup = read_lookup(self.vllm_config)
+        self.draft_depth: int = self.num_spec_tokens if lookup is None else lookup[1]
+        """Greatest depth of the draft. vLLM's K is greater if lookups are longer."""
+        self.ceiling: int = self.draft_depth
         self._verify_counts: dict[str, tuple[int, int]] = {}
         self._traced_requests: set[str] = set()
         """Requests whose accounts include their draft tokens."""
@@ -74,6 +78,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self.method = read_method(self.vllm_config)
         self.behaviour = read_behaviour(self.vllm_config)
         self.planning = StepPlanning(self, self.behaviour, self.method.lookup)
+        self.lookups = None if lookup is None else Lookups(self, lookup[0])
         self._sharing = StepSharing(self, self.planning)
         self._flight = FlightRecorder()
         self.prefixes = PrefixBlocks()
@@ -146,8 +151,10 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
             if not request.is_prefill_chunk
         ]
         if self.planning.active:
-            return self.planning.plan(request_depths, limit)
-        return min(limit, max((depth for _, depth in request_depths), default=0))
+            depth = self.planning.plan(request_depths, limit)
+        else:
+            depth = min(limit, max((depth for _, depth in request_depths), default=0))
+        return depth if self.lookups is None else self.lookups.limit_depth(requests, depth)
 
     def _is_near_the_end(self, requests: list[Request]) -> bool:
         """Return True if the first model runner will draft for none of the requests and leave
@@ -163,6 +170,8 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         useful_drafts = [
             list(tokens[: self._count_useful_drafts(req_id)]) for req_id, tokens in drafts
         ]
+        if self.lookups is not None:
+            useful_drafts = self.lookups.replace(draft_token_ids, useful_drafts)
         super().update_draft_token_ids(DraftTokenIds(draft_token_ids.req_ids, useful_drafts))
 
     def _count_useful_drafts(self, req_id: str) -> int:
@@ -220,11 +229,14 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
             if (request := self.requests.get(req_id)) is not None
         }
         drafts = self._list_traced_drafts(scheduler_output) if self._traced_requests else {}
+        lookups = set() if self.lookups is None else self.lookups.list_used(scheduler_output)
+        for name in lookups & depths.keys():
+            depths[name] = mark_lookup(depths[name])
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
         )
         if self.planning.observes:
-            self.planning.observe(scheduler_output, self._verify_counts)
+            self.planning.observe(scheduler_output, self._verify_counts, lookups)
         self._attach_accounts(outputs.values(), depths)
         if drafts and self._answers is None:
             _attach_drafts(outputs.values(), drafts)
@@ -290,6 +302,8 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
     def forget_draft(self) -> None:
         """Forget what was learnt of the last draft's acceptance, because another draft serves."""
         self.planning.restart()
+        if self.lookups is not None:
+            self.lookups.chooser.acceptance.forget_draft()
 
     def _take_over_schedule(self) -> bool:
         """Return True if the scheduler may ignore vLLM's depth by batch size. A table also turns
@@ -306,8 +320,8 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         """Return the depth limit of the user's own table of depths by batch size, or K without a
         table."""
         if self._own_schedule or self.dynamic_sd_lookup is None:
-            return int(self.num_spec_tokens)
-        return int(self.dynamic_sd_lookup[batch_size])
+            return self.draft_depth
+        return min(self.draft_depth, int(self.dynamic_sd_lookup[batch_size]))
 
     def _get_draft_len(self) -> int:
         """Return the length (less K) beyond which vLLM's first runner does not draft for the whole
@@ -349,6 +363,8 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self.planning.forget(request)
+        if self.lookups is not None:
+            self.lookups.forget(request)
         self._shareable_tokens.pop(request.request_id, None)
         self.drops.take(request.request_id)
         self._traced_requests.discard(request.request_id)
@@ -469,7 +485,7 @@ def set_depth(core: EngineCore, depth: int) -> int:
     scheduler = core.scheduler
     if scheduler.fixed:
         return int(scheduler.num_spec_tokens)
-    scheduler.ceiling = max(0, min(depth, scheduler.num_spec_tokens))
+    scheduler.ceiling = max(0, min(depth, scheduler.draft_depth))
     return int(scheduler.ceiling)
 
 
@@ -483,6 +499,8 @@ def describe_planning(core: EngineCore, recent: int) -> dict[str, object]:
     """Describe the planner's estimates and decisions, and its newest steps."""
     scheduler = core.scheduler
     description: dict[str, object] = scheduler.planning.describe(recent)
+    if scheduler.lookups is not None:
+        description["lookups"] = scheduler.lookups.chooser.describe()
     return description
 
 

@@ -35,6 +35,7 @@ from eaglegate.engine.speculation.methods import find_method
 from eaglegate.engine.speculation.prefix_cost import find_prefix_cost
 from eaglegate.engine.types import (
     DecodeStep,
+    Drafter,
     EngineInfo,
     EngineRequest,
     PositionLogprobs,
@@ -43,6 +44,7 @@ from eaglegate.engine.types import (
     UndraftedReason,
 )
 from eaglegate.engine.vllm_backend.class_names import SCHEDULER, WORKER
+from eaglegate.engine.vllm_backend.lookups import describe_lookups, read_lookup
 from eaglegate.engine.vllm_fields import (
     DEPTH_BITS,
     build_sampling_fields,
@@ -67,7 +69,7 @@ def describe_engine(config: VllmConfig) -> EngineInfo:
         model=served_name if isinstance(served_name, str) else served_name[0],
         max_model_len=model.max_model_len,
         vocab_size=model.get_vocab_size(),
-        speculation=_describe_speculation(speculation),
+        speculation=_describe_speculation(speculation, read_lookup(config)),
         reports_decode_steps=(
             speculation is None or config.scheduler_config.scheduler_cls == SCHEDULER
         ),
@@ -108,13 +110,15 @@ def _select_sampling_defaults(params: Mapping[str, Any]) -> dict[str, float]:
     return {name: params[name] for name in SAMPLING_DEFAULTS if params.get(name) is not None}
 
 
-def _describe_speculation(config: SpeculativeConfig | None) -> SpeculationInfo:
+def _describe_speculation(
+    config: SpeculativeConfig | None, lookup: tuple[int, int] | None = None
+) -> SpeculationInfo:
     if config is None:
         return SpeculationInfo("none", 0, summary="no speculation: no draft was given")
     method, depth, draft = _name_method(config), config.num_speculative_tokens, str(config.model)
     is_known = find_method({"method": config.method}).is_known
     lossy = find_lossy({field.name: getattr(config, field.name) for field in fields(config)})
-    summary = add_lossy(f"{method}, K = {depth}, draft {draft}", lossy)
+    summary = add_lossy(f"{method}, K = {depth}, draft {draft}{describe_lookups(lookup)}", lossy)
     return SpeculationInfo(method, depth, draft, summary, per_request=is_known, lossy=lossy)
 
 
@@ -265,13 +269,16 @@ def read_decode_step(output: EngineCoreOutput, is_first: bool) -> DecodeStep | N
         return None
     num_drafted, (num_reached,) = account.num_draft_tokens, account.histogram
     packed_depth = account.num_spec_tokens
-    depth, plan_reason = (
-        unpack_depth(packed_depth) if packed_depth >> DEPTH_BITS else (packed_depth, None)
+    depth, plan_reason, drafter = (
+        unpack_depth(packed_depth)
+        if packed_depth >> DEPTH_BITS
+        else (packed_depth, None, Drafter.DRAFT)
     )
     if not num_drafted:
         reason = UndraftedReason.REFUSED if depth else UndraftedReason.OFF
         return intern_step(0, 0, num_delivered, 0, reason, plan_reason)
     num_accepted = num_reached if num_reached < num_delivered else num_delivered
+    num_cut = num_reached - num_accepted
     return intern_step(
-        num_drafted, num_accepted, num_delivered, num_reached - num_accepted, None, plan_reason
+        num_drafted, num_accepted, num_delivered, num_cut, None, plan_reason, drafter
     )

@@ -40,6 +40,8 @@ class CapturedStep(NamedTuple):
     accepted: int
     delivered: int
     cut: int = 0
+    lookup: int = 0
+    """1 if the drafted tokens came from a lookup."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from itertools import accumulate
 from math import log
 from operator import mul
 
-from eaglegate.engine.types import DecodeStep
+from eaglegate.engine.types import DecodeStep, Drafter
 
 LEARN = 40
 """Number of first answers that form the history with which later ones are compared."""
@@ -36,6 +36,8 @@ class PositionCounts:
     def of(cls, steps: Iterable[DecodeStep]) -> PositionCounts:
         counts = cls()
         for step in steps:
+            if step.drafter is Drafter.LOOKUP:  # not the draft's work
+                continue
             accepted = step.accepted + step.cut
             for place in range(min(accepted + 1, step.drafted)):
                 counts.count(place, place < accepted)

@@ -119,6 +119,10 @@ def _format_planned(counts: Mapping[str, int]) -> str:
     return ", planned: " + ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
+def _format_lookups(run: Row) -> str:
+    return f", {_count(run['lookups'], 'lookup')}" if run.get("lookups") else ""
+
+
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
@@ -132,6 +136,11 @@ def _format_speculation(totals: Row) -> Iterator[str]:
             f"acceptance length {length:.2f}: {_count(totals['verify_steps'], 'verify step')}, "
             f"{_count(totals['drafted'], 'token')} drafted, {totals['accepted']} accepted"
         )
+        if totals.get("lookup_steps"):
+            yield (
+                f"of these, {_count(totals['lookup_steps'], 'verify step')} of lookups, "
+                f"{totals['lookup_accepted']} accepted"
+            )
 
 
 def _format_choice(index: int, choice: Row) -> Iterator[str]:
@@ -152,7 +161,7 @@ def _format_choice(index: int, choice: Row) -> Iterator[str]:
         yield (
             f"  from token {run['from_token']:5}: depth {run['drafted']}{reason}, "
             f"{_count(run['steps'], 'step')}, {_count(run['tokens'], 'token')}, "
-            f"{run['ms']:.1f} ms" + _format_planned(run["planned"])
+            f"{run['ms']:.1f} ms" + _format_planned(run["planned"]) + _format_lookups(run)
         )
     if len(runs) > MOST_RUNS:
         yield f"  and {len(runs) - MOST_RUNS} more changes of depth (--json shows them)"

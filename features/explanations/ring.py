@@ -38,6 +38,7 @@ MOST_RUNS = 256
 """Runs of steps that an explanation lists; the last one covers the rest."""
 COUNTS = attrgetter("drafted", "accepted", "delivered")
 PLANNED = attrgetter("planned")
+LOOKUP = attrgetter("lookup")
 REASONS = (None, *DepthReason)
 _PLACES = {reason: index for index, reason in enumerate(REASONS)}
 FINE = frozenset({Ending.COMPLETED, Ending.CLIENT_GONE})
@@ -54,6 +55,8 @@ class ChoiceTrack:
     """Three numbers per step: tokens drafted, accepted and delivered."""
     reasons: Mapping[int, UndraftedReason]
     """Reason why nothing was drafted, by step."""
+    lookups: array[int]
+    """1 for each step whose drafted tokens came from a lookup, else 0."""
     planned: array[int]
     """The planner's reason for each step's depth, as an index of ``REASONS``."""
     num_omitted: int
@@ -80,6 +83,7 @@ class ChoiceTrack:
         return cls(
             seconds=seconds,
             counts=array("L", chain.from_iterable(map(COUNTS, steps))),
+            lookups=array("B", map(LOOKUP, steps)),
             planned=array("B", map(_PLACES.__getitem__, map(PLANNED, steps))),
             reasons={index: step.undrafted for index, step in enumerate(steps) if step.undrafted},
             num_omitted=max(0, num_steps - len(seconds)),
@@ -345,6 +349,8 @@ def explain(entry: Entry, planner: Mapping[str, Any]) -> Row:
             "drafted": totals.proposed,
             "accepted": totals.accepted,
             "rejected": totals.proposed - totals.accepted,
+            "lookup_steps": totals.lookup_steps,
+            "lookup_accepted": totals.lookup_accepted,
             "acceptance_length": _round(totals.acceptance_length),
             "fallback_ratio": _round(totals.fallback_ratio),
         },
@@ -492,6 +498,7 @@ def list_runs(track: ChoiceTrack) -> list[Row]:
     for run in runs:
         run["ms"] = round(run["ms"], 2)
         run["planned"] = track.count_planned(first, run["steps"])
+        run["lookups"] = sum(track.lookups[first : first + run["steps"]])
         first += run["steps"]
     return runs
 

@@ -14,7 +14,11 @@ from eaglegate.engine.speculation.accounting import Account
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineRequest, PositionLogprobs, Sampling
-from eaglegate.engine.vllm_backend.arguments import DEMO_SPECULATION, make_demo_arguments
+from eaglegate.engine.vllm_backend.arguments import (
+    DEMO_SPECULATION,
+    add_lookups,
+    make_demo_arguments,
+)
 from eaglegate.engine.vllm_backend.engine import NO_ADAPTERS, VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.text.events import FinishReason
@@ -86,9 +90,13 @@ def speculation(depth: int) -> dict[str, Any]:
 async def run_engine(
     planning: str = "off",
     adapters: Mapping[str, str] = NO_ADAPTERS,
+    lookup: int = 0,
     **settings: Any,
 ) -> AsyncGenerator[VllmEngine, None]:
-    engine = VllmEngine(make_demo_arguments(**settings), adapters=adapters, planning=planning)
+    arguments = make_demo_arguments(**settings)
+    if lookup:
+        arguments = add_lookups(arguments, lookup)
+    engine = VllmEngine(arguments, adapters=adapters, planning=planning)
     await engine.start()
     try:
         yield engine

@@ -151,12 +151,15 @@ def is_ids(tokens: Any) -> bool:
 
 
 def place_steps(choice: CapturedChoice) -> dict[int, CapturedStep]:
-    """Return the steps by the position of their first token; empty if they cannot be the answer's.
+    """Return the steps by the position of their first token; empty if they cannot be the answer's,
+    or if lookups were served, which say nothing about the draft.
 
     Tokens before the first step came from prefill.
     """
     counts = [number for step in choice.steps for number in step]
     if not all(type(number) is int and number >= 0 for number in counts):
+        return {}
+    if any(step.lookup for step in choice.steps):
         return {}
     steps = [step for step in choice.steps if step.delivered]
     position = len(choice.token_ids or ()) - sum(step.delivered for step in steps)

@@ -17,7 +17,7 @@ from typing import Any
 from eaglegate.features.capture.record import CapturedStep
 from eaglegate.lab.measure.drafts import ALL, CostTable
 from eaglegate.lab.measure.lookup_answers import TEXT, TWIN, LookupAnswer
-from eaglegate.lab.measure.lookup_index import Bucket, Proposal
+from eaglegate.lab.measure.lookup_index import Proposal
 from eaglegate.lab.measure.statistics import Estimate, bootstrap_ratio
 
 TRIALS = 0.03
@@ -90,14 +90,14 @@ class LookupPlanner:
     def __init__(self, width: int, steps: Iterable[CapturedStep], prices: Prices) -> None:
         accepted = [step.accepted for step in steps if step.drafted]
         self._mean = sum(accepted) / max(1, len(accepted))
-        self._drafts: dict[Bucket | None, list[int]] = defaultdict(lambda: [0, 0])
+        self._drafts: dict[int | None, list[int]] = defaultdict(lambda: [0, 0])
         """Accepted drafts and steps, by bucket."""
-        self._hits = defaultdict[Bucket, list[list[int]]](lambda: [[0, 0] for _ in range(width)])
+        self._hits = defaultdict[int, list[list[int]]](lambda: [[0, 0] for _ in range(width)])
         """Right tokens and tries of lookups, by bucket and position."""
         self._overall = [[PRIOR_TOKENS, PRIOR_TOKENS + 1] for _ in range(width)]
         self._prices = prices
 
-    def choose_width(self, bucket: Bucket, drafted: int, method: str) -> int:
+    def choose_width(self, bucket: int, drafted: int, method: str) -> int:
         """Return the width of the lookup with the most tokens per time; 0 if the draft has more."""
         accepted, steps = self._drafts[bucket]
         expectation = (accepted + PRIOR_STEPS * self._mean) / (steps + PRIOR_STEPS)
@@ -113,12 +113,12 @@ class LookupPlanner:
                 best_width, rate = width, lookup_rate
         return best_width
 
-    def learn_draft(self, bucket: Bucket | None, accepted: int) -> None:
+    def learn_draft(self, bucket: int | None, accepted: int) -> None:
         counts = self._drafts[bucket]
         counts[0] += accepted
         counts[1] += 1
 
-    def learn_lookup(self, bucket: Bucket, hits: int) -> None:
+    def learn_lookup(self, bucket: int, hits: int) -> None:
         """Score a lookup, taken or not: the tokens that follow tell how far it was right."""
         for counts, overall in zip(self._hits[bucket], self._overall, strict=True):
             for pair in (counts, overall):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from eaglegate.engine.totals import Totals
+from eaglegate.engine.types import Drafter
 from eaglegate.observability.facts import (
     DraftForgotten,
     DraftSwapped,
@@ -43,6 +44,35 @@ class Acceptance(MetricGroup):
             self._drafted(*labels).inc(totals.proposed)
             self._accepted(*labels).inc(totals.accepted)
             self._cut(*labels).inc(totals.cut)
+
+
+class Drafters(MetricGroup):
+    """Verify steps, draft tokens and accepted tokens by drafter: ``draft`` or ``lookup``.
+
+    The sums over both equal the metrics without this label. Acceptance length of lookups:
+    ``1 + sum(rate(eaglegate_drafter_accepted_tokens_total{drafter="lookup"}[5m])) /
+    sum(rate(eaglegate_drafter_verify_steps_total{drafter="lookup"}[5m]))``
+    """
+
+    def declare(self) -> None:
+        labels = (*LABELS, "drafter")
+        self._steps = self.counter("drafter_verify_steps", "D by drafter", labels)
+        self._drafted = self.counter("drafter_drafted_tokens", "P by drafter", labels)
+        self._accepted = self.counter("drafter_accepted_tokens", "A by drafter", labels)
+
+    def record_progress(self, progress: DecodeProgress) -> None:
+        totals, labels = progress.total.totals, progress.slices.labels
+        lookup = totals.lookup_steps, totals.lookup_proposed, totals.lookup_accepted
+        draft = (
+            totals.verify_steps - lookup[0],
+            totals.proposed - lookup[1],
+            totals.accepted - lookup[2],
+        )
+        for drafter, counts in ((Drafter.DRAFT, draft), (Drafter.LOOKUP, lookup)):
+            if counts[0]:
+                self._steps(*labels, drafter.value).inc(counts[0])
+                self._drafted(*labels, drafter.value).inc(counts[1])
+                self._accepted(*labels, drafter.value).inc(counts[2])
 
 
 class AcceptancePerPosition(MetricGroup):
@@ -419,6 +449,7 @@ class ByKey(SliceCounters):
 
 GROUPS: tuple[type[MetricGroup], ...] = (
     Acceptance,
+    Drafters,
     AcceptancePerPosition,
     AcceptancePerRequest,
     DecodeSteps,

@@ -235,7 +235,7 @@ function depths(choice, at) {
     const piece = el("div");
     piece.style.flex = String(run.steps);
     piece.style.height = (100 * run.drafted / most) + "%";
-    piece.title = `from token ${run.from_token}: depth ${run.drafted}${run.reason ? " (" + run.reason + ")" : ""}, ${run.steps} steps, ${run.tokens} tokens` + planned(run.planned, " planned: ");
+    piece.title = `from token ${run.from_token}: depth ${run.drafted}${run.reason ? " (" + run.reason + ")" : ""}, ${run.steps} steps, ${run.tokens} tokens` + planned(run.planned, " planned: ") + (run.lookups ? ` lookups: ${run.lookups}` : "");
     line.append(piece);
   }
   const said = [`choice ${at}: depth over ${choice.steps} decode steps, at most ${most}` + planned(choice.planned, "; planned: ")];

@@ -85,7 +85,7 @@ class Panel {
 
   describe(at) {
     const step = this.steps[at], said = [`step ${at + 1}: ${step.kind}${step.reason ? " (" + step.reason + ")" : ""}, ${fixed(step.ms, 1)} ms, ${step.tokens.length} token${step.tokens.length === 1 ? "" : "s"}`];
-    if (step.drafted) said.push(`${step.accepted} of ${step.drafted} drafts accepted`);
+    if (step.drafted) said.push(`${step.accepted} of ${step.drafted} ${step.drafter ? "looked-up tokens" : "drafts"} accepted`);
     if (step.cut) said.push(`${step.cut} accepted and cut`);
     if (step.planned) said.push("planned: " + step.planned);
     const lost = describeRejected(step);
@@ -113,10 +113,10 @@ class Panel {
       this.tokens += step.tokens.length;
       this.spans.push(step.tokens.map(token => {
         const from = token.draft_position, span = el("span", visible(token.text));
-        if (from) span.className = "d" + Math.min(from, HUES);
+        if (from) span.className = step.drafter || "d" + Math.min(from, HUES);
         span.dataset.draft = from || 0;
         span.dataset.step = at;
-        span.title = from ? `draft at position ${from}` : step.kind === "unknown" ? "origin unknown" : "target";
+        span.title = from ? `${step.drafter || "draft"} at position ${from}` : step.kind === "unknown" ? "origin unknown" : "target";
         return span;
       }));
       const end = this.spans[at].at(-1), lost = describeRejected(step);
@@ -291,6 +291,7 @@ function legend(depth) {
   };
   const marks = [mark("target", "")];
   for (let at = 1; at <= Math.min(depth, HUES); at++) marks.push(mark(`draft ${at}${at === HUES && depth > HUES ? "+" : ""}`, "d" + at));
+  marks.push(mark("lookup", "lookup"));
   const lost = el("span", "dotted: drafts after it were rejected");
   $("legend").replaceChildren(...marks, lost);
 }

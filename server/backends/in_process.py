@@ -51,10 +51,13 @@ class InProcessBackend:
         self._tracks_prefixes = any(feature.tracks_prefixes for feature in line.features)
         interval_ms = settings.stream_interval_ms
         self._stream_interval_s = None if interval_ms is None else interval_ms / 1000
-        self._arguments = arguments = read_engine_arguments(line.namespace, settings.depth)
+        self._arguments = arguments = read_engine_arguments(
+            line.namespace, settings.depth, settings.lookup
+        )
         refuse_unknown_parsers(settings, arguments)
         modules = getattr(line.namespace, "lora_modules", ())
         self.adapters = read_adapters(modules, bool(arguments.enable_lora), self.names)
+        self._lookup = settings.lookup
         self._draft = _run_preflight(arguments, self.adapters, settings, progress)
         self.drafts = _open_drafts(arguments, settings.draft_store)
         progress("making vLLM's configuration of the model")
@@ -144,7 +147,8 @@ class InProcessBackend:
         """Add the method and summary found by the draft inspection."""
         if self._draft is None:
             return info
-        summary = add_lossy(self._draft.summary, info.speculation.lossy or ())
+        lookups = f"; lookups of up to {self._lookup} tokens" if self._lookup else ""
+        summary = add_lossy(self._draft.summary + lookups, info.speculation.lossy or ())
         speculation = replace(info.speculation, method=self._draft.method, summary=summary)
         return replace(info, speculation=speculation)
 

@@ -58,11 +58,14 @@ class CommandLine:
         return self.model is not None
 
 
-def read_engine_arguments(namespace: argparse.Namespace, depth: str | None = None) -> Arguments:
-    """Return vLLM's engine arguments; ``depth`` is as in ``Settings``. Raises ConfigError."""
+def read_engine_arguments(
+    namespace: argparse.Namespace, depth: str | None = None, lookup: int = 0
+) -> Arguments:
+    """Return vLLM's engine arguments; ``depth`` and ``lookup`` are as in ``Settings``. Raises
+    ConfigError."""
     from eaglegate.engine.vllm_backend.arguments import make_engine_arguments
 
     try:
-        return make_engine_arguments(namespace, depth)
+        return make_engine_arguments(namespace, depth, lookup)
     except (ValueError, TypeError) as error:
         raise ConfigError(str(error)) from error

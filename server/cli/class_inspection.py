@@ -72,7 +72,8 @@ def fill_cache(argv: list[str]) -> None:
     from eaglegate.engine.vllm_backend.arguments import inspect_in_process, make_engine_config
 
     inspect_in_process()
-    make_engine_config(read_engine_arguments(line.namespace, line.settings.depth))
+    settings = line.settings
+    make_engine_config(read_engine_arguments(line.namespace, settings.depth, settings.lookup))
 
 
 if __name__ == "__main__":

@@ -92,6 +92,11 @@ class LookupAcceptance:
         self._draft_counts[start + self.depth + 1 + hits] += 1
         self._changed_rows.add(row - row % ROWS)
 
+    def forget_draft(self) -> None:
+        """Forget the draft's acceptance, because another draft serves."""
+        self._draft_counts[:] = [0.0] * len(self._draft_counts)
+        self._changed_rows.update(self._slices.values())
+
     def refresh(self) -> None:
         """Compute the tables of one slice that has changed."""
         if self._changed_rows:

@@ -96,6 +96,10 @@ class LookupChooser:
         text = index.text
         end = len(text)
         count = end - start
+        if count < 0:
+            # A failed transfer of KV takes tokens back.
+            state.index = index = self._unbuilt[request] = index.restart()
+            state.num_seen, state.row, count, last_row = end, -1, 0, -1
         if count > 0 and last_row >= 0 and (last_drafts := state.drafts):
             hits, size = 0, len(last_drafts)
             size = count if count < size else size

@@ -120,6 +120,11 @@ class LookupIndex:
         self.length = 0
         self.bucket = -1
 
+    def restart(self) -> LookupIndex:
+        """Return a new index of the same texts."""
+        sources = [runs.text for runs in self._sources if runs is not self._prompt]
+        return LookupIndex(self.text, self._prompt_end, sources)
+
     @property
     def size(self) -> int:
         """Indexed tokens."""
@@ -149,7 +154,7 @@ class LookupIndex:
             while hits < limit and source[position + hits] == text[start + hits]:
                 hits += 1
         self._index_answer(start, end)
-        if hits == end - start and 0 <= position and position + hits < len(source):
+        if hits == end - start and position >= 0 and position + hits < len(source):
             self.position = position + hits
             self.length += hits
             kind = self.bucket % KINDS

@@ -6,6 +6,7 @@ from codecs import getincrementaldecoder
 from typing import Any
 
 from eaglegate.engine.events import StepsDelta, TracedStep
+from eaglegate.engine.types import Drafter
 from eaglegate.server.apis.shared.response import EncodingContext
 
 _Decoder = getincrementaldecoder("utf-8")
@@ -50,6 +51,8 @@ class StepWriter:
             out["reason"] = account.undrafted
         if account is not None and account.planned is not None:
             out["planned"] = account.planned
+        if account is not None and account.drafter is Drafter.LOOKUP:
+            out["drafter"] = account.drafter
         return out
 
     def _write_rejected(self, step: TracedStep, position: int) -> dict[str, Any]:

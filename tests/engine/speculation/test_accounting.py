@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from eaglegate.engine.speculation.accounting import Account, spread_account, sum_steps, trim_step
 from eaglegate.engine.totals import Totals
-from eaglegate.engine.types import DecodeStep, Step, UndraftedReason
+from eaglegate.engine.types import DecodeStep, Drafter, Step, UndraftedReason
 from eaglegate.text.events import FinishReason
 
 
@@ -40,6 +40,16 @@ def test_normative_numbers() -> None:
     assert totals.fallback_ratio == 3 / 5
     assert totals.fallback_by_reason == {"rejected": 1 / 5, "undrafted": 1 / 5, "off": 1 / 5}
     assert totals.imbalance == 0
+
+
+def test_lookups_are_counted_apart() -> None:
+    lookup = DecodeStep(8, 5, 6, drafter=Drafter.LOOKUP)
+    totals = account(verify(3, 1), lookup, lookup).totals
+    assert (totals.verify_steps, totals.proposed, totals.accepted) == (3, 19, 11)
+    assert (totals.lookup_steps, totals.lookup_proposed, totals.lookup_accepted) == (2, 16, 10)
+    assert (totals + totals).lookup_accepted == 20
+    assert totals.imbalance == 0
+    assert trim_step(lookup, 3) == DecodeStep(8, 3, 3, 2, drafter=Drafter.LOOKUP)
 
 
 def test_ratios_of_nothing_are_absent() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,27 @@ def test_searches_equal_a_search_without_an_index(symbols: int) -> None:
         text = [rng.randrange(symbols) for _ in range(prompt + rng.randrange(1, 40))]
         index = build(text, prompt)
         assert (index.position, index.length) == find_longest(text)
+
+
+class CountingList(list[int]):
+    reads = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.reads += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("symbols", [1, 2, 100_000])
+def test_a_search_in_a_long_text_reads_a_bounded_number_of_tokens(symbols: int) -> None:
+    rng = random.Random(0)
+    text = CountingList(rng.randrange(symbols) for _ in range(100_000))
+    index = LookupIndex(text, len(text) - 100)
+    while index.build(4096):
+        pass
+    index.follow()
+    text.reads = 0
+    index._search()
+    assert text.reads <= 2 * MAX_POSITIONS * (MAX_MATCH + 2)
 
 
 def test_a_match_is_followed_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,14 @@ import pytest
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
-from eaglegate.engine.types import DecodeStep, EngineInfo, SpeculationInfo, UndraftedReason
+from eaglegate.engine.types import DecodeStep, Drafter, EngineInfo, SpeculationInfo, UndraftedReason
 from eaglegate.engine.vllm_backend.translate import (
     choose_reader,
     read_decode_step,
     read_nothing,
     read_plain_step,
 )
+from eaglegate.engine.vllm_fields import mark_lookup
 
 
 def output(tokens: int, drafted: int = 0, reached: int = 0, depth: int = 3) -> EngineCoreOutput:
@@ -29,6 +30,12 @@ def output(tokens: int, drafted: int = 0, reached: int = 0, depth: int = 3) -> E
 )
 def test_outputs_become_decode_steps(given: EngineCoreOutput, want: DecodeStep | None) -> None:
     assert read_decode_step(given, is_first=False) == want
+
+
+def test_a_lookup_is_named_in_the_decode_step() -> None:
+    lookup = output(6, drafted=8, reached=5, depth=mark_lookup(3))
+    step = DecodeStep(8, 5, 6, drafter=Drafter.LOOKUP)
+    assert read_decode_step(lookup, is_first=False) == step
 
 
 def test_the_first_token_is_no_decode_step_unless_drafts_were_verified() -> None:

@@ -14,7 +14,7 @@ from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 from eaglegate.engine.events import Ending, Finish, RequestFacts, RequestTimes, Usage
-from eaglegate.engine.types import DecodeStep, DepthReason, Step, UndraftedReason
+from eaglegate.engine.types import DecodeStep, DepthReason, Drafter, Step, UndraftedReason
 from eaglegate.features.explanations import ring as explain
 from eaglegate.features.explanations.command import format_explanation, format_lists
 from eaglegate.features.explanations.feature import follow
@@ -165,6 +165,7 @@ def test_depths_are_told_with_their_reasons(traffic: Traffic) -> None:
     assert row["speculation"] == {
         "verify_steps": 3, "drafted": 7, "accepted": 3, "rejected": 4,
         "acceptance_length": 2.0, "fallback_ratio": row["speculation"]["fallback_ratio"],
+        "lookup_steps": 0, "lookup_accepted": 0,
     }  # fmt: skip
 
 
@@ -182,6 +183,16 @@ def test_the_planners_reasons_are_counted_by_run(traffic: Traffic) -> None:
     text = "\n".join(format_explanation(row))
     assert "depth 1, 3 steps, 6 tokens, 300.0 ms, planned: cost 2, bound 1" in text
     assert "depth 2, 1 step, 2 tokens, 100.0 ms, planned: probe" in text
+
+
+def test_lookups_are_counted_by_run(traffic: Traffic) -> None:
+    lookup = (0.1, Step((1, 1), (DecodeStep(8, 1, 2, drafter=Drafter.LOOKUP),)))
+    row = traffic.explain(traffic.answer([STEPS[0], lookup, lookup, STEPS[3]]))
+    assert [run["lookups"] for run in row["choices"][0]["runs"]] == [2, 0]
+    assert (row["speculation"]["lookup_steps"], row["speculation"]["lookup_accepted"]) == (2, 2)
+    text = "\n".join(format_explanation(row))
+    assert "of these, 2 verify steps of lookups, 2 accepted" in text
+    assert "depth 8, 2 steps, 4 tokens, 200.0 ms, 2 lookups" in text
 
 
 def test_the_time_until_an_answer_goes_on_is_recovery(traffic: Traffic) -> None:

@@ -22,13 +22,7 @@ from eaglegate.features.capture.record import (
 from eaglegate.lab.measure import drafts_command
 from eaglegate.lab.measure.drafts import ALL, CostTable
 from eaglegate.lab.measure.lookup_answers import TEXT, LookupAnswer, Twins, read_lookups
-from eaglegate.lab.measure.lookup_index import (
-    MAX_MATCH,
-    MAX_POSITIONS,
-    NGRAM,
-    LookupIndex,
-    propose,
-)
+from eaglegate.lab.measure.lookup_index import propose
 from eaglegate.lab.measure.lookups import DRAFT, Prices, Replay, replay_answers
 
 TARGET = Path(__file__).parents[3] / "engine" / "demo" / "target"
@@ -104,60 +98,6 @@ def make_new_texts(count: int = 10) -> list[CaptureRecord]:
         make_record(draw_tokens(200, number), draw_tokens(150, 1000 + number), number)
         for number in range(count)
     ]
-
-
-def search_all(text: Sequence[int]) -> tuple[int, int] | None:
-    """Position and length of the match that the index must find, by comparing everything."""
-    end = len(text) - 1
-    best: tuple[int, int] | None = None
-    count = 0
-    for position in range(end - 1, NGRAM - 2, -1):
-        length = 0
-        while (
-            length < min(MAX_MATCH, position + 1) and text[position - length] == text[end - length]
-        ):
-            length += 1
-        if length >= NGRAM and count < MAX_POSITIONS:
-            count += 1
-            if best is None or length > best[1]:
-                best = position, length
-    return best
-
-
-@pytest.mark.parametrize("vocabulary", [1, 2, 4, 50])
-def test_the_index_finds_the_longest_of_the_newest_matches(vocabulary: int) -> None:
-    tokens = draw_tokens(300, vocabulary, vocabulary)
-    index = LookupIndex(tokens[:1])
-    assert index.find_match() is None
-    for position, token in enumerate(tokens[1:], 2):
-        index.extend((token,))
-        match, expected = index.find_match(), search_all(tokens[:position])
-        assert (match and (match.position, match.length)) == expected
-
-
-def test_an_index_built_in_parts_equals_one_built_at_once() -> None:
-    tokens = draw_tokens(200, 1, 3)
-    parts = LookupIndex()
-    for start in range(0, 200, 7):
-        parts.extend(tokens[start : start + 7])
-    assert parts.find_match() == LookupIndex(tokens).find_match()
-    assert LookupIndex().find_match() is None
-
-
-class CountingList(list[int]):
-    reads = 0
-
-    def __getitem__(self, index: Any) -> Any:
-        self.reads += 1
-        return super().__getitem__(index)
-
-
-@pytest.mark.parametrize("vocabulary", [1, 2, 50_000])
-def test_a_lookup_in_a_long_text_reads_a_bounded_number_of_tokens(vocabulary: int) -> None:
-    index = LookupIndex(draw_tokens(100_000, 0, vocabulary))
-    index.text = CountingList(index.text)
-    index.find_match()
-    assert index.text.reads <= 2 * MAX_POSITIONS * (MAX_MATCH + 2)
 
 
 def test_a_proposal_beyond_the_text_goes_on_with_its_own_tokens() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from eaglegate.engine.speculation.accounting import sum_steps
-from eaglegate.engine.types import DecodeStep, Step, StepTrace, UndraftedReason
+from eaglegate.engine.types import DecodeStep, Drafter, Step, StepTrace, UndraftedReason
 from eaglegate.text.events import FinishReason
 
 MESSAGES = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50}
@@ -81,6 +81,18 @@ async def test_every_token_has_its_origin(lab, url):
         assert steps[2]["reason"] == "undrafted"
         assert (steps[3]["drafted"], steps[3]["accepted"], steps[3]["cut"]) == (3, 2, 1)
         assert steps[3]["rejected"] == []
+
+
+async def test_a_lookup_is_named(lab):
+    lab.tool_parser = lab.reasoning_parser = None
+    ids = lab.renderer.encode("one two three four five six", False)
+    lab.engine.script = [
+        Step(tuple(ids[:1])),
+        Step(tuple(ids[1:4]), decode=(DecodeStep(8, 2, 3, drafter=Drafter.LOOKUP),)),
+        Step(tuple(ids[4:6]), decode=(DecodeStep(3, 1, 2),), finish=FinishReason.LENGTH),
+    ]
+    steps = read_whole((await lab.chat(return_steps=True)).json)
+    assert [step.get("drafter") for step in steps] == [None, "lookup", None]
 
 
 @pytest.mark.parametrize("url", BODIES)

@@ -1,0 +1,173 @@
+"""Lookups beside the draft model, in vLLM's scheduler: ``--lookup N``.
+
+With the first model runner and synchronous scheduling the scheduler receives the draft's tokens
+after it knows the tokens that the target has accepted, and what it puts in their place is verified
+in the next step. So a lookup replaces them here, of any length up to N, and vLLM validates it
+against a grammar like any draft. vLLM's own K is N, because it sizes the rows of grammars and its
+counters by K; the draft's depth stays at most the operator's ``num_speculative_tokens``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.request import Request
+
+from eaglegate.engine.speculation.lookup.chooser import LookupChooser
+from eaglegate.engine.speculation.methods import Runner, StepDepth, find_method
+from eaglegate.engine.vllm_fields import DEPTH, TENANT, UNTAUGHT
+
+LOOKUP = "eaglegate_lookup"
+"""Key in vLLM's ``additional_config``: ``{"width": N, "depth": the draft's own K}``."""
+MAX_WIDTH = 32
+RUN_DEPTH = 1
+"""The draft's depth while all requests of a step copy. One pass keeps its KV cache whole."""
+
+
+class Lookups:
+    """Lookups of one scheduler's requests."""
+
+    def __init__(self, scheduler: Any, width: int) -> None:
+        self._scheduler = scheduler
+        self.width = width
+        self.chooser = LookupChooser(width, scheduler.draft_depth)
+        self._own_depths: dict[str, int | None] = {}
+
+    def replace(self, proposal: DraftTokenIds, drafts: list[list[int]]) -> list[list[int]]:
+        """Return the tokens to verify: for each request a lookup, or its ``drafts``.
+
+        ``proposal`` has the draft's tokens uncut, by which the draft is scored.
+        """
+        scheduler, chooser = self._scheduler, self.chooser
+        if (price := scheduler.planning.get_token_price(len(drafts))) is not None:
+            chooser.acceptance.price = price
+        chooser.begin_step()
+        limit = self._get_limit()
+        shares_steps = scheduler.planning.share.is_needed
+        requests, names = scheduler.requests, proposal.req_ids
+        for place, (name, tokens) in enumerate(zip(names, proposal.draft_token_ids, strict=True)):
+            request = requests.get(name)
+            if request is None or (name not in chooser and not self._begin(request)):
+                continue
+            if request.is_prefill_chunk or request.is_finished():
+                continue
+            width = min(limit, request.max_tokens - request.num_output_tokens - 1)
+            own_depth = self._own_depths[name]
+            if own_depth is not None:
+                width = min(width, own_depth)
+            useful_drafts = drafts[place]
+            if shares_steps:  # the width of the plan is what a latency class can bear
+                width = min(width, len(useful_drafts))
+            lookup = chooser.choose(name, tokens, len(useful_drafts), width)
+            if lookup is not None:
+                drafts[place] = lookup
+        return drafts
+
+    def _get_limit(self) -> int:
+        """Return the longest lookup: N, unless an operator has bounded or frozen the depth."""
+        scheduler = self._scheduler
+        bounds = [self.width]
+        if scheduler.ceiling < scheduler.draft_depth:
+            bounds.append(scheduler.ceiling)
+        frozen_depth = scheduler.planning.frozen_depth
+        if frozen_depth is not None:
+            bounds.append(frozen_depth)
+        return min(bounds)
+
+    def _begin(self, request: Request) -> bool:
+        """Add a request. Return False if it gets no lookups: its speculation is off, the planner
+        must not learn from it, or its prompt has no tokens."""
+        params = request.sampling_params
+        extra = (params.extra_args if params else None) or {}
+        depth = extra.get(DEPTH)
+        if depth == 0 or UNTAUGHT in extra or request.prompt_token_ids is None:
+            return False
+        name = request.request_id
+        self._own_depths[name] = None if depth is None else int(depth)
+        traffic = self._scheduler.planning.name_traffic(request)
+        tenant = str(extra.get(TENANT, ""))
+        # The live list, not a copy: 100,000 tokens would cost a step half a millisecond.
+        text = request._all_token_ids
+        self.chooser.begin(name, text, request.num_prompt_tokens, traffic, tenant)
+        return True
+
+    def list_used(self, output: SchedulerOutput) -> set[str]:
+        """List the requests of a step whose verified tokens are a lookup's."""
+        return {
+            name for name in output.scheduled_spec_decode_tokens if self.chooser.uses_lookup(name)
+        }
+
+    def limit_depth(self, requests: Sequence[Request], depth: int) -> int:
+        """Return the depth of the draft's next pass: ``RUN_DEPTH`` while all requests copy."""
+        if depth <= RUN_DEPTH or not requests:
+            return depth
+        is_copying = self.chooser.are_sure(request.request_id for request in requests)
+        return RUN_DEPTH if is_copying else depth
+
+    def forget(self, request: Request) -> None:
+        self.chooser.end(request.request_id)
+        self._own_depths.pop(request.request_id, None)
+
+
+def read_lookup(config: VllmConfig) -> tuple[int, int] | None:
+    """Return (longest lookup, the draft's depth) of a configuration; None without lookups."""
+    extra = config.additional_config
+    settings = extra.get(LOOKUP) if isinstance(extra, dict) else None
+    return None if settings is None else (int(settings["width"]), int(settings["depth"]))
+
+
+def describe_lookups(settings: tuple[int, int] | None) -> str:
+    """Return the end of a sentence about speculation; empty without lookups."""
+    if settings is None:
+        return ""
+    width, depth = settings
+    return f", lookups of up to {width} tokens beside drafts of up to {depth}"
+
+
+def refuse_lookups(config: VllmConfig) -> None:
+    """Raise ValueError if lookups would be wrong with this configuration, with what to do."""
+    settings = read_lookup(config)
+    if settings is None:
+        return
+    width, depth = settings
+    draft, parallel, model = (
+        config.speculative_config,
+        config.parallel_config,
+        config.model_config,
+    )
+    is_parallel = getattr(draft, "parallel_drafting", False)
+    method = find_method({"method": draft.method, "parallel_drafting": is_parallel})
+    behaviour = method.on(Runner.FIRST)
+    problem = None
+    if config.use_v2_model_runner:
+        problem = (
+            "works with vLLM's first model runner, because the second one keeps drafts in the "
+            "worker; set VLLM_USE_V2_MODEL_RUNNER=0"
+        )
+    elif config.scheduler_config.async_scheduling:
+        problem = "works with synchronous scheduling; add --no-async-scheduling"
+    elif behaviour.depth is not StepDepth.ANY:
+        problem = (
+            f"works beside a draft whose depth varies by step (eagle, eagle3, mtp, draft_model), "
+            f"and {method.name} {behaviour.summary}; leave it out"
+        )
+    elif draft.draft_sample_method == "probabilistic":
+        problem = (
+            "would be verified by the draft's probabilities, which gives another distribution; "
+            "set draft_sample_method to greedy"
+        )
+    elif parallel.data_parallel_size > 1:
+        problem = "works without data parallelism, whose ranks draft alike; run one gateway each"
+    elif parallel.pipeline_parallel_size > 1:
+        problem = "works without pipeline parallelism; use --tensor-parallel-size"
+    elif (model.is_hybrid or model.is_attention_free) and width > depth:
+        problem = (
+            f"of {width} is longer than num_speculative_tokens {depth}, and a recurrent target "
+            f"keeps one state per draft token; use --lookup {depth}"
+        )
+    if problem is not None:
+        raise ValueError(f"--lookup {problem}")

@@ -1,0 +1,108 @@
+"""``--lookup`` is added to vLLM's arguments, or refused with what to do."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from eaglegate.engine.types import DepthReason, Drafter
+from eaglegate.engine.vllm_backend.arguments import add_lookups, make_demo_arguments
+from eaglegate.engine.vllm_backend.lookups import (
+    LOOKUP,
+    describe_lookups,
+    read_lookup,
+    refuse_lookups,
+)
+from eaglegate.engine.vllm_fields import mark_lookup, pack_depth, unpack_depth
+from eaglegate.server.errors import ConfigError
+from eaglegate.server.settings import Settings
+
+
+def test_vllms_depth_becomes_the_longest_lookup() -> None:
+    arguments = add_lookups(make_demo_arguments(), 8)
+    assert arguments.speculative_config["num_speculative_tokens"] == 8
+    assert arguments.additional_config == {LOOKUP: {"width": 8, "depth": 3}}
+    assert add_lookups(make_demo_arguments(), 2).speculative_config["num_speculative_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("width", "choices", "message"),
+    [
+        (33, {}, "--lookup must be from 1 to 32, or 0 for none; given 33"),
+        (-1, {}, "--lookup must be from 1 to 32"),
+        (8, {"speculative_config": None}, "--lookup works beside a draft"),
+        (8, {"scheduler_cls": "my.Scheduler"}, "leave out --scheduler-cls my.Scheduler"),
+    ],
+)
+def test_arguments_without_a_draft_are_rejected(
+    width: int, choices: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        add_lookups(make_demo_arguments(**choices), width)
+
+
+def make_config(**changes: Any) -> Any:
+    values = {
+        "use_v2_model_runner": False,
+        "async_scheduling": False,
+        "method": "eagle3",
+        "draft_sample_method": "greedy",
+        "data_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "is_hybrid": False,
+        "width": 8,
+    } | changes
+    sizes = SimpleNamespace(
+        data_parallel_size=values["data_parallel_size"],
+        pipeline_parallel_size=values["pipeline_parallel_size"],
+    )
+    return SimpleNamespace(
+        additional_config={LOOKUP: {"width": values["width"], "depth": 3}},
+        use_v2_model_runner=values["use_v2_model_runner"],
+        scheduler_config=SimpleNamespace(async_scheduling=values["async_scheduling"]),
+        speculative_config=SimpleNamespace(
+            method=values["method"], draft_sample_method=values["draft_sample_method"]
+        ),
+        parallel_config=sizes,
+        model_config=SimpleNamespace(is_hybrid=values["is_hybrid"], is_attention_free=False),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"use_v2_model_runner": True}, "set VLLM_USE_V2_MODEL_RUNNER=0"),
+        ({"async_scheduling": True}, "add --no-async-scheduling"),
+        ({"method": "medusa"}, "medusa drafts K tokens"),
+        ({"draft_sample_method": "probabilistic"}, "set draft_sample_method to greedy"),
+        ({"data_parallel_size": 2}, "run one gateway each"),
+        ({"pipeline_parallel_size": 2}, "use --tensor-parallel-size"),
+        ({"is_hybrid": True}, "use --lookup 3"),
+    ],
+)
+def test_configurations_are_rejected_with_a_way_out(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"--lookup .*{message}"):
+        refuse_lookups(make_config(**changes))
+
+
+def test_other_configurations_are_accepted() -> None:
+    refuse_lookups(make_config())
+    refuse_lookups(make_config(is_hybrid=True, width=3))
+    refuse_lookups(SimpleNamespace(additional_config={}))  # type: ignore[arg-type]
+    assert read_lookup(make_config()) == (8, 3)
+    assert describe_lookups((8, 3)) == ", lookups of up to 8 tokens beside drafts of up to 3"
+    assert describe_lookups(None) == ""
+
+
+def test_workers_get_no_lookups() -> None:
+    with pytest.raises(ConfigError, match="--lookup looks up in the engine of this process"):
+        Settings(lookup=8, upstream=("http://a",))
+
+
+@pytest.mark.parametrize("reason", [None, *DepthReason])
+def test_the_drafter_is_packed_with_the_depth(reason: DepthReason | None) -> None:
+    packed = pack_depth(7, reason)
+    assert unpack_depth(packed) == (7, reason, Drafter.DRAFT)
+    assert unpack_depth(mark_lookup(packed)) == (7, reason, Drafter.LOOKUP)
