@@ -158,6 +158,8 @@ class EngineRequest(Struct, frozen=True):
     """True if the planner learns from its steps, and chooses its depth if it has none."""
     traced: bool = False
     """True if the engine should add ``traces`` to the request's steps where it can."""
+    quotes: tuple[int, ...] = ()
+    """Tokens of text that the answer may quote, beside those of the prompt, for lookups."""
     scoring: Mapping[str, Any] | None = None
     """Rules for scoring the answer at the end of the prompt; None except for audits.
     """
@@ -299,6 +301,8 @@ class SpeculationInfo:
     summary: str = ""
     per_request: bool = True
     """True if the engine honours the depth of a request."""
+    lookup: int = 0
+    """Longest lookup that a step may verify in place of drafts; 0 without lookups."""
     lossy: tuple[str, ...] | None = ()
     """One sentence for each setting that may change text; None if unknown."""
 

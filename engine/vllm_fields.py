@@ -29,6 +29,8 @@ LATENCY = "latency_objective_ms"
 token, 0 for none."""
 WEIGHT = "key_weight"
 """Key in ``extra_args``: the share of a request's key among those outside the latency class."""
+QUOTES = "quotes"
+"""Key in ``extra_args``: tokens that lookups search beside the prompt."""
 AUDIT = "audit"
 """Key in ``extra_args``: rules by which to score the answer at the end of the prompt."""
 ABORT = "abort"
@@ -106,6 +108,8 @@ def _build_extra_args(request: EngineRequest) -> dict[str, Any]:
         extra[WEIGHT] = request.weight
     if request.traced:
         extra[TRACED] = 1
+    if request.quotes:
+        extra[QUOTES] = list(request.quotes)
     if request.scoring is not None:
         extra[AUDIT] = dict(request.scoring)
     return extra

@@ -9,7 +9,7 @@ counters by K; the draft's depth stays at most the operator's ``num_speculative_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -18,8 +18,9 @@ from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.request import Request
 
 from eaglegate.engine.speculation.lookup.chooser import LookupChooser
+from eaglegate.engine.speculation.lookup.twin import TWIN_TOKENS
 from eaglegate.engine.speculation.methods import Runner, StepDepth, find_method
-from eaglegate.engine.vllm_fields import DEPTH, TENANT, UNTAUGHT
+from eaglegate.engine.vllm_fields import DEPTH, QUOTES, TENANT, UNTAUGHT
 
 LOOKUP = "eaglegate_lookup"
 """Key in vLLM's ``additional_config``: ``{"width": N, "depth": the draft's own K}``."""
@@ -92,8 +93,17 @@ class Lookups:
         tenant = str(extra.get(TENANT, ""))
         # The live list, not a copy: 100,000 tokens would cost a step half a millisecond.
         text = request._all_token_ids
-        self.chooser.begin(name, text, request.num_prompt_tokens, traffic, tenant)
+        sources = [quotes] if (quotes := self._read_quotes(extra)) else []
+        self.chooser.begin(name, text, request.num_prompt_tokens, traffic, tenant, sources)
         return True
+
+    def _read_quotes(self, extra: Mapping[str, Any]) -> list[int]:
+        """Return the tokens that a request may quote beside its prompt. Tokens outside the
+        vocabulary would stop the engine, and vLLM checks only those of prompts."""
+        quotes = extra.get(QUOTES) or []
+        vocabulary = self._scheduler.vllm_config.model_config.get_vocab_size()
+        is_valid = quotes and min(quotes) >= 0 and max(quotes) < vocabulary
+        return list(quotes[-TWIN_TOKENS:]) if is_valid else []
 
     def list_used(self, output: SchedulerOutput) -> set[str]:
         """List the requests of a step whose verified tokens are a lookup's."""

@@ -119,7 +119,8 @@ def _describe_speculation(
     is_known = find_method({"method": config.method}).is_known
     lossy = find_lossy({field.name: getattr(config, field.name) for field in fields(config)})
     summary = add_lossy(f"{method}, K = {depth}, draft {draft}{describe_lookups(lookup)}", lossy)
-    return SpeculationInfo(method, depth, draft, summary, per_request=is_known, lossy=lossy)
+    width = 0 if lookup is None else lookup[0]
+    return SpeculationInfo(method, depth, draft, summary, is_known, width, lossy)
 
 
 def _name_method(config: SpeculativeConfig) -> str:

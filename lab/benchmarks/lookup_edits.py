@@ -6,7 +6,7 @@ repeat less. EAGLE's tokens are drawn from its conditional acceptance, which is 
 lookup's next token is right, because drafts find copies easy as well. Time is in steps without a
 draft: 1, 0.07 for each pass of the draft and 0.01 for each verified token.
 
-    python -m eaglegate.lab.benchmarks.lookup_edits [--sessions 24] [--lookup 8] [--batch 4]
+    python -m eaglegate.lab.benchmarks.lookup_edits [--sessions 30] [--lookup 8] [--batch 4]
 
 Lanes: EAGLE alone at each fixed depth, the planner alone, and the planner with lookups. ``gain`` is
 that of the last one over EAGLE at its best fixed depth. It needs the history of the repository.
@@ -29,6 +29,7 @@ from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
 from eaglegate.engine.speculation.lookup.chooser import LookupChooser
 from eaglegate.engine.speculation.lookup.index import SLICE
+from eaglegate.engine.speculation.lookup.twin import TWIN_TOKENS, escape
 from eaglegate.engine.speculation.planner import DepthPlanner
 from eaglegate.engine.speculation.step_cost import ObservedStep
 from eaglegate.lab.measure.lookup_index import propose
@@ -63,6 +64,8 @@ class Session:
 
     prompt: list[int]
     answer: list[int]
+    quotes: list[int] = field(default_factory=list)
+    """Twin of the prompt's file, as the gateway hands it to the engine."""
     hits: list[int] = field(default_factory=list)
     """Leading tokens of EAGLE's drafts that are right, by position."""
 
@@ -164,6 +167,7 @@ def encode(text: str) -> list[int]:
 def make_sessions(count: int) -> dict[str, list[Session]]:
     """Make sessions of every kind."""
     changes, additions = [*list_changes("M", count)], [*list_changes("A", count)]
+    files = [escape(change.old) for change in changes]
     texts: dict[str, list[tuple[str, str]]] = {}
     for kind, write in ANSWERS.items():
         texts[kind] = [
@@ -181,14 +185,20 @@ def make_sessions(count: int) -> dict[str, list[Session]]:
         loop = Change("", names, "", change.message)
         loops.append((f"$ ls -s\n{names}\n", write_calls(loop)))
     texts["tool loop"] = loops
+    twins = dict.fromkeys(ANSWERS, files)
     return {
-        kind: [make_session(prompt, answer, index) for index, (prompt, answer) in enumerate(pairs)]
+        kind: [
+            make_session(prompt, answer, twin, seed)
+            for seed, ((prompt, answer), twin) in enumerate(
+                zip(pairs, twins.get(kind, [""] * len(pairs)), strict=True)
+            )
+        ]
         for kind, pairs in texts.items()
     }
 
 
-def make_session(prompt: str, answer: str, seed: int) -> Session:
-    session = Session(encode(prompt), encode(answer)[:3000])
+def make_session(prompt: str, answer: str, twin: str, seed: int) -> Session:
+    session = Session(encode(prompt), encode(answer)[:3000], encode(twin)[-TWIN_TOKENS:])
     rng = random.Random(seed)
     rights = [
         proposal is not None and proposal.hits > 0
@@ -209,6 +219,7 @@ class Lane:
     depth: int = 0
     planner: DepthPlanner | None = None
     chooser: LookupChooser | None = None
+    uses_twin: bool = False
     seconds: float = 0.0
     tokens: int = 0
     lookups: int = 0
@@ -233,8 +244,9 @@ class Lane:
         if self.planner is not None:
             self.planner.begin(name, "edit", "")
         if self.chooser is not None:
-            self.chooser.begin(name, text, len(session.prompt), "edit")
-            for _ in range(len(session.prompt) // SLICE + 2):
+            sources = [session.quotes] if self.uses_twin and session.quotes else []
+            self.chooser.begin(name, text, len(session.prompt), "edit", sources=sources)
+            for _ in range(len(session.prompt) // SLICE + len(session.quotes) // SLICE + 4):
                 self.chooser.begin_step()
 
     def _step(
@@ -267,13 +279,13 @@ class Lane:
                 del active[name]
                 self._end(name)
                 continue
-            made = self._draft(session, position, depth)
-            next_proposals[name] = made[:width]
+            tokens = self._draft(session, position, depth)
+            next_proposals[name] = tokens[:width]
             if self.chooser is not None:
                 limit = len(session.answer) - position - 1
                 width = min(width, depth)
                 lookup = self.chooser.choose(
-                    name, made, width, min(limit, self.chooser.acceptance.width)
+                    name, tokens, width, min(limit, self.chooser.acceptance.width)
                 )
                 if lookup is not None:
                     next_proposals[name] = lookup
@@ -284,12 +296,12 @@ class Lane:
     def _commit(self, session: Session, text: list[int], proposal: list[int]) -> int:
         """Commit a proposal's right tokens and one more. Return the number of right tokens."""
         position = len(text) - len(session.prompt)
-        rest = session.answer[position : position + len(proposal) + 1]
+        truth = session.answer[position : position + len(proposal) + 1]
         hits = 0
-        while hits < min(len(proposal), len(rest)) and proposal[hits] == rest[hits]:
+        while hits < min(len(proposal), len(truth)) and proposal[hits] == truth[hits]:
             hits += 1
-        text += rest[: hits + 1]
-        self.tokens += len(rest[: hits + 1])
+        text += truth[: hits + 1]
+        self.tokens += len(truth[: hits + 1])
         return hits
 
     def _observe(
@@ -330,7 +342,9 @@ class Lane:
 def run_kind(sessions: Sequence[Session], width: int, batch: int) -> dict[str, Lane]:
     lanes = {f"EAGLE {depth}": Lane(depth) for depth in FIXED}
     lanes["planner"] = Lane(planner=DepthPlanner(DEPTH))
-    lanes["lookups"] = Lane(planner=DepthPlanner(DEPTH), chooser=LookupChooser(width, DEPTH))
+    for name, uses_twin in (("lookups", False), ("twin", True)):
+        chooser = LookupChooser(width, DEPTH)
+        lanes[name] = Lane(planner=DepthPlanner(DEPTH), chooser=chooser, uses_twin=uses_twin)
     for lane in lanes.values():
         lane.run(sessions, batch)
     return lanes
@@ -338,29 +352,32 @@ def run_kind(sessions: Sequence[Session], width: int, batch: int) -> dict[str, L
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--sessions", type=int, default=24)
+    parser.add_argument("--sessions", type=int, default=30)
     parser.add_argument("--lookup", type=int, default=8)
     parser.add_argument("--batch", type=int, default=4)
     options = parser.parse_args()
     sessions = make_sessions(options.sessions)
-    print(f"{'':12} {'tokens':>7} {'best fixed':>11} {'planner':>8} {'gain':>6} {'lookups':>8}")
-    fixed_total = lookup_total = 0.0
+    columns = ("best fixed", 11), ("planner", 8), ("gain", 6), ("twin", 6), ("lookups", 8)
+    heads = " ".join(f"{name:>{width}}" for name, width in columns)
+    print(f"{'':12} {'tokens':>7} {heads}")
+    fixed_total = lookup_total = twin_total = 0.0
     for kind, members in sessions.items():
         lanes = run_kind(members, options.lookup, options.batch)
         fixed = min((lanes[f"EAGLE {depth}"] for depth in FIXED), key=lambda lane: lane.seconds)
         lookups, planner = lanes["lookups"], lanes["planner"]
         gain = fixed.seconds / lookups.seconds
         share = MIX.get(kind, 0) / lookups.tokens
-        fixed_total, lookup_total = (
-            fixed_total + share * fixed.seconds,
-            lookup_total + share * lookups.seconds,
-        )
+        fixed_total += share * fixed.seconds
+        lookup_total += share * lookups.seconds
+        twin_total += share * lanes["twin"].seconds
         print(
             f"{kind:12} {lookups.tokens:7} {'EAGLE ' + str(fixed.depth):>11} "
-            f"{fixed.seconds / planner.seconds:8.3f} {gain:6.3f} {lookups.lookups:8}",
+            f"{fixed.seconds / planner.seconds:8.3f} {gain:6.3f} "
+            f"{fixed.seconds / lanes['twin'].seconds:6.3f} {lookups.lookups:8}",
             flush=True,
         )
-    print(f"mix {fixed_total / lookup_total:.3f}")
+    gain, twin_gain = fixed_total / lookup_total, fixed_total / twin_total
+    print(f"mix of a coding agent: {gain:.3f}, with the twin {twin_gain:.3f}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
@@ -11,6 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from eaglegate.engine.speculation.lookup.twin import escape
 from eaglegate.features.capture.record import CapturedChoice, CapturedStep, CaptureRecord
 from eaglegate.features.capture.redaction import is_text_part
 from eaglegate.lab.measure.lookup_index import Proposal, propose
@@ -75,10 +75,6 @@ class Twins:
             f"No twin: none of {self.results} tool results is in its prompt as --target's "
             "tokenizer reads it; give the folder of the captured model"
         )
-
-
-def escape(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def list_tool_results(record: CaptureRecord) -> Iterator[str]:

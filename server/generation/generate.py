@@ -66,6 +66,7 @@ from eaglegate.server.generation.prompt import (
     room_for_messages,
     shorten,
 )
+from eaglegate.server.generation.quotes import add_quotes
 from eaglegate.server.generation.refusals import explain
 from eaglegate.server.generation.steps import StepTracer
 from eaglegate.text.events import FinishReason, ParserEvent
@@ -151,8 +152,8 @@ async def _prepare(
     """
     start = perf_counter()
     prompts = await make_prompts(job, pipeline)
+    requests = await add_quotes(_make_requests(job, pipeline, prompts), job, pipeline)
     times.rendering = perf_counter() - start
-    requests = _make_requests(job, pipeline, prompts)
     if pipeline.trials is not None:
         constraints = [request.constraint for request in requests]
         start = perf_counter()

@@ -123,7 +123,7 @@ class LookupIndex:
     def restart(self) -> LookupIndex:
         """Return a new index of the same texts."""
         sources = [runs.text for runs in self._sources if runs is not self._prompt]
-        return LookupIndex(self.text, self._prompt_end, sources)
+        return LookupIndex(self.text, min(self._prompt_end, len(self.text)), sources)
 
     @property
     def size(self) -> int:

@@ -89,3 +89,27 @@ def test_ended_requests_leave_nothing() -> None:
         chooser.begin_step()
     assert chooser.size == 0
     assert not chooser.uses_lookup("a")
+
+
+def test_another_draft_begins_anew() -> None:
+    chooser = run(draft_hits=3, copies=True)
+    chooser.acceptance.forget_draft()
+    assert not any(chooser.acceptance._draft_counts)
+    assert any(chooser.acceptance._lookup_counts)
+    chooser.acceptance.refresh()
+    fresh = LookupChooser(8, 3).acceptance
+    fresh.price = chooser.acceptance.price
+    fresh.find_slice("edit", "")
+    assert chooser.acceptance.draft_values == fresh.draft_values
+
+
+def test_tokens_that_are_taken_back_restart_the_index() -> None:
+    chooser = LookupChooser(8, 3)
+    text = [*FILE, *FILE[:40]]
+    begin(chooser, text)
+    assert chooser.choose("a", [], 0, 8) == FILE[40:48]
+    del text[-5:]
+    chooser.choose("a", [], 0, 8)
+    for _ in range(3):
+        chooser.begin_step()
+    assert chooser.choose("a", [], 0, 8) == FILE[35:43]

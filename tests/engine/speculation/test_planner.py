@@ -543,3 +543,21 @@ def test_no_draft_is_made_that_is_not_verified() -> None:
     for _ in range(200):
         plan = plan_for(planner, ["a"], 0)
         assert not plan.depth or any(plan.widths)
+
+
+def test_steps_with_other_tokens_teach_times_and_no_acceptance() -> None:
+    planner = DepthPlanner(DEPTH)
+    planner.begin("a", "chat", "")
+    planner.plan(["a"], [DEPTH])
+    before = planner.survival.conditional(["a"]).tolist()
+    for _ in range(8):
+        planner.observe([], (), (), other_tokens=9)
+        planner.observe_step(ObservedStep(1, 8, 1, 0.02))
+        planner.plan(["a"], [DEPTH])
+    description = planner.describe(recent=1)
+    assert planner.survival.conditional(["a"]).tolist() == before
+    assert description["recent"][0][1] == 9
+    assert description["committed_tokens"] == 0
+    price = planner.get_token_price(1)
+    assert price is not None
+    assert 0 < price < 1

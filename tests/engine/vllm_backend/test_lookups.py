@@ -170,6 +170,17 @@ async def test_an_operators_bound_holds_for_lookups(
     assert max(step.drafted for step in outcome.account.decode_steps) == 1
 
 
+async def test_a_depth_that_an_operator_holds_is_the_longest_lookup(
+    lookup_engine: VllmEngine, copies: list[tuple[int, ...]]
+) -> None:
+    assert await lookup_engine.freeze_planning(2)
+    try:
+        outcome = await run(lookup_engine, make_greedy("held", copies[0], 64))
+    finally:
+        assert await lookup_engine.freeze_planning(None)
+    assert max(step.drafted for step in outcome.account.decode_steps) == 2
+
+
 async def test_preempted_and_aborted_requests_leave_nothing(
     lookup_engine: VllmEngine, plain_engine: VllmEngine, copies: list[tuple[int, ...]]
 ) -> None:
@@ -186,3 +197,30 @@ async def test_preempted_and_aborted_requests_leave_nothing(
     lookups = description["lookups"]
     assert lookups["lookups"] > 0
     assert lookups["indexed_tokens"] == 0
+
+
+async def test_quotes_are_looked_up(
+    lookup_engine: VllmEngine, plain_engine: VllmEngine, prompts: list[tuple[int, ...]]
+) -> None:
+    requests = [make_greedy(f"q-{i}", prompt, 64) for i, prompt in enumerate(prompts)]
+    reference = await run_all(plain_engine, requests)
+    quoting = [
+        replace(request, quotes=outcome.token_ids)
+        for request, outcome in zip(requests, reference, strict=True)
+    ]
+    outcomes = await run_all(lookup_engine, quoting)
+    assert_equal(outcomes, reference)
+    num_lookups, num_drafted, num_accepted = sum_lookups(outcomes)
+    assert num_lookups > 10
+    assert num_accepted > 0.9 * num_drafted
+
+
+async def test_quotes_outside_the_vocabulary_are_ignored(
+    lookup_engine: VllmEngine, plain_engine: VllmEngine, prompts: list[tuple[int, ...]]
+) -> None:
+    request = make_greedy("v", prompts[1], 32)
+    (reference,) = await run_all(plain_engine, [request])
+    for index, token in enumerate((-1, 10**6)):
+        quotes = (*reference.token_ids, token)
+        hostile = replace(request, id=f"v-{index}", quotes=quotes)
+        assert_equal(await run_all(lookup_engine, [hostile]), [reference])

@@ -1,0 +1,40 @@
+"""Text that an answer may quote, for an engine with lookups (``--lookup``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from eaglegate.engine.speculation.lookup.twin import TWIN_TOKENS, write_twins
+from eaglegate.engine.types import EngineRequest
+from eaglegate.server.generation.job import Conversation, Job
+from eaglegate.server.generation.pipeline import Pipeline
+from eaglegate.server.generation.prompt import encode
+from eaglegate.text.rendering.encoding import RenderLimits
+
+
+async def add_quotes(
+    requests: list[EngineRequest], job: Job, pipeline: Pipeline
+) -> list[EngineRequest]:
+    """Add the twins of each conversation to its requests, if the engine looks up. At most
+    ``TWIN_TOKENS``, the newest ones."""
+    if not pipeline.info.speculation.lookup or job.placement.depth == 0:
+        return requests
+    num_choices, quoting_requests = job.question.n, []
+    quotes: Sequence[int] = ()
+    for index, request in enumerate(requests):
+        if index % num_choices == 0:
+            quotes = await _encode_twins(job, pipeline, index // num_choices)
+        quoting_requests.append(replace(request, quotes=tuple(quotes)) if quotes else request)
+    return quoting_requests
+
+
+async def _encode_twins(job: Job, pipeline: Pipeline, index: int) -> Sequence[int]:
+    source = job.question.prompts[index]
+    twins = write_twins(source.messages) if isinstance(source, Conversation) else ""
+    if not twins:
+        return ()
+    limits = RenderLimits(keep=TWIN_TOKENS)
+    tokens = await encode(twins, pipeline.renderer, False, job.caller.charge, limits)
+    return tokens[-TWIN_TOKENS:]

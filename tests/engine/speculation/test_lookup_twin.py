@@ -1,0 +1,66 @@
+"""Twins are what an answer writes when it quotes: escaped results, plain arguments."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eaglegate.engine.speculation.lookup.twin import TWIN_CHARACTERS, write_twins
+
+CODE = 'def f():\n    return "x"\n'
+
+
+def call(arguments: Any) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{"function": {"arguments": arguments}}]}
+
+
+def test_results_are_escaped() -> None:
+    parts = [{"type": "text", "text": "a\nb"}, {"type": "image_url", "image_url": "x\n"}]
+    messages = [
+        {"role": "user", "content": CODE},
+        {"role": "tool", "content": CODE},
+        {"role": "tool", "content": "plain"},
+        {"role": "tool", "content": parts},
+    ]
+    assert write_twins(messages) == 'def f():\\n    return \\"x\\"\\n\n\na\\nb'
+
+
+def test_arguments_are_plain() -> None:
+    arguments = {"path": "a.py", "edits": [{"new": CODE}], "note": "no escapes in this one"}
+    assert write_twins([call(json.dumps(arguments))]) == CODE
+    assert write_twins([call(arguments)]) == CODE
+
+
+def test_the_newest_are_kept() -> None:
+    old, new = "old\n" * TWIN_CHARACTERS, "new\n" * (TWIN_CHARACTERS // 8)
+    twins = write_twins([{"role": "tool", "content": old}, {"role": "tool", "content": new}])
+    assert twins.endswith("new\\n" * (TWIN_CHARACTERS // 8))
+    assert len(twins) == TWIN_CHARACTERS + 2
+    assert twins.startswith("old\\n") or twins[:5] in "old\\nold\\n"
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda children: st.lists(children) | st.dictionaries(st.text(), children),
+    max_leaves=12,
+)
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"role": st.sampled_from(["tool", "assistant", "user"])},
+            optional={"content": json_values, "tool_calls": json_values},
+        )
+    )
+)
+def test_no_message_breaks_them(messages: list[dict[str, Any]]) -> None:
+    assert isinstance(write_twins(messages), str)
+
+
+def test_no_arguments_break_them() -> None:
+    for arguments in ("[" * 100_000, "{", "null", 7, [[[[[[[[[[["deep " * 9]]]]]]]]]]]):
+        assert write_twins([call(arguments)]) == ""

@@ -1,0 +1,61 @@
+"""An engine with lookups is told what an answer may quote."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from eaglegate.engine.speculation.lookup.twin import TWIN_TOKENS, escape
+from eaglegate.server.settings import Settings
+from eaglegate.text.rendering.encoding import NO_LIMITS
+
+CODE = 'def f():\n    return "x"\n'
+MESSAGES = [
+    {"role": "user", "content": "read it"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": CODE},
+]
+
+
+def open_with_lookups(lab, width: int) -> None:
+    path = lab.path()
+    speculation = replace(path.info.speculation, lookup=width)
+    lab.gateway.open(replace(path, info=replace(path.info, speculation=speculation)))
+
+
+async def test_tool_results_come_with_every_choice(lab):
+    open_with_lookups(lab, 8)
+    lab.says("done")
+    assert (await lab.chat(messages=MESSAGES, n=2)).status == 200
+    twin = tuple(lab.renderer.encode(escape(CODE), False, NO_LIMITS))
+    assert [request.quotes for request in lab.engine.requests] == [twin, twin]
+
+
+@pytest.mark.parametrize(("width", "depth"), [(0, None), (8, 0)])
+async def test_nothing_is_encoded_without_lookups(lab, width, depth):
+    open_with_lookups(lab, width)
+    lab.says("done")
+    extra = {} if depth is None else {"num_speculative_tokens": depth}
+    assert (await lab.chat(messages=MESSAGES, **extra)).status == 200
+    assert [request.quotes for request in lab.engine.requests] == [()]
+
+
+async def test_quotes_are_bounded(lab):
+    lab.max_model_len = 1 << 20
+    open_with_lookups(lab, 8)
+    lab.says("done")
+    long_result = MESSAGES[-1] | {"content": CODE * 20_000}
+    assert (await lab.chat(messages=[*MESSAGES[:-1], long_result])).status == 200
+    (request,) = lab.engine.requests
+    assert 0 < len(request.quotes) <= TWIN_TOKENS
+
+
+def test_lookups_are_off_by_default():
+    assert Settings().lookup == 0
