@@ -173,9 +173,9 @@ PARTS: dict[Area, dict[str, str]] = {
             UnitaryKVCacheCoordinator: block_size kv_cache_spec
         """,
         "v1/request.py": """
-            Request: all_token_ids block_hashes is_prefill_chunk max_tokens num_computed_tokens
-                mm_features num_output_tokens num_prompt_tokens num_tokens request_id
-                sampling_params spec_token_ids
+            Request: _all_token_ids all_token_ids block_hashes is_prefill_chunk max_tokens
+                mm_features num_computed_tokens num_output_tokens num_prompt_tokens num_tokens
+                prompt_token_ids request_id sampling_params spec_token_ids
         """,
         "v1/outputs.py": """
             DraftTokenIds: req_ids draft_token_ids

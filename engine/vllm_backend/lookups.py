@@ -10,6 +10,7 @@ counters by K; the draft's depth stays at most the operator's ``num_speculative_
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from random import Random
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -37,6 +38,8 @@ class Lookups:
         self.width = width
         self.chooser = LookupChooser(width, scheduler.draft_depth)
         self._own_depths: dict[str, int | None] = {}
+        self._random = Random(0)
+        """Widths in the planner's mode ``random``, because text must not depend on them."""
 
     def replace(self, proposal: DraftTokenIds, drafts: list[list[int]]) -> list[list[int]]:
         """Return the tokens to verify: for each request a lookup, or its ``drafts``.
@@ -46,13 +49,17 @@ class Lookups:
         scheduler, chooser = self._scheduler, self.chooser
         if (price := scheduler.planning.get_token_price(len(drafts))) is not None:
             chooser.acceptance.price = price
+        requests, names = scheduler.requests, proposal.req_ids
+        for name in names:
+            if name not in chooser and (request := requests.get(name)) is not None:
+                self._begin(request)
         chooser.begin_step()
         limit = self._get_limit()
+        is_random = scheduler.planning.mode == "random"
         shares_steps = scheduler.planning.share.is_needed
-        requests, names = scheduler.requests, proposal.req_ids
         for place, (name, tokens) in enumerate(zip(names, proposal.draft_token_ids, strict=True)):
             request = requests.get(name)
-            if request is None or (name not in chooser and not self._begin(request)):
+            if request is None or name not in chooser:
                 continue
             if request.is_prefill_chunk or request.is_finished():
                 continue
@@ -64,6 +71,8 @@ class Lookups:
             if shares_steps:  # the width of the plan is what a latency class can bear
                 width = min(width, len(useful_drafts))
             lookup = chooser.choose(name, tokens, len(useful_drafts), width)
+            if is_random:
+                lookup = chooser.copy(name, self._random.randint(0, max(0, width)))
             if lookup is not None:
                 drafts[place] = lookup
         return drafts
@@ -79,14 +88,14 @@ class Lookups:
             bounds.append(frozen_depth)
         return min(bounds)
 
-    def _begin(self, request: Request) -> bool:
-        """Add a request. Return False if it gets no lookups: its speculation is off, the planner
-        must not learn from it, or its prompt has no tokens."""
+    def _begin(self, request: Request) -> None:
+        """Add a request, unless it gets no lookups: its speculation is off, the planner must not
+        learn from it, or its prompt has no tokens."""
         params = request.sampling_params
         extra = (params.extra_args if params else None) or {}
         depth = extra.get(DEPTH)
         if depth == 0 or UNTAUGHT in extra or request.prompt_token_ids is None:
-            return False
+            return
         name = request.request_id
         self._own_depths[name] = None if depth is None else int(depth)
         traffic = self._scheduler.planning.name_traffic(request)
@@ -95,7 +104,6 @@ class Lookups:
         text = request._all_token_ids
         sources = [quotes] if (quotes := self._read_quotes(extra)) else []
         self.chooser.begin(name, text, request.num_prompt_tokens, traffic, tenant, sources)
-        return True
 
     def _read_quotes(self, extra: Mapping[str, Any]) -> list[int]:
         """Return the tokens that a request may quote beside its prompt. Tokens outside the
@@ -123,10 +131,11 @@ class Lookups:
         self._own_depths.pop(request.request_id, None)
 
 
-def read_lookup(config: VllmConfig) -> tuple[int, int] | None:
-    """Return (longest lookup, the draft's depth) of a configuration; None without lookups."""
-    extra = config.additional_config
-    settings = extra.get(LOOKUP) if isinstance(extra, dict) else None
+def read_lookup(additional_config: Any) -> tuple[int, int] | None:
+    """Return (longest lookup, the draft's depth) of vLLM's ``additional_config``; None without
+    lookups."""
+    is_mapping = isinstance(additional_config, Mapping)
+    settings = additional_config.get(LOOKUP) if is_mapping else None
     return None if settings is None else (int(settings["width"]), int(settings["depth"]))
 
 
@@ -140,7 +149,7 @@ def describe_lookups(settings: tuple[int, int] | None) -> str:
 
 def refuse_lookups(config: VllmConfig) -> None:
     """Raise ValueError if lookups would be wrong with this configuration, with what to do."""
-    settings = read_lookup(config)
+    settings = read_lookup(config.additional_config)
     if settings is None:
         return
     width, depth = settings

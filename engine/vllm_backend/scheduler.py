@@ -64,7 +64,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        lookup = read_lookup(self.vllm_config)
+        lookup = read_lookup(self.vllm_config.additional_config)
         self.draft_depth: int = self.num_spec_tokens if lookup is None else lookup[1]
         """Greatest depth of the draft. vLLM's K is greater if lookups are longer."""
         self.ceiling: int = self.draft_depth

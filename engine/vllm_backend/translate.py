@@ -69,7 +69,7 @@ def describe_engine(config: VllmConfig) -> EngineInfo:
         model=served_name if isinstance(served_name, str) else served_name[0],
         max_model_len=model.max_model_len,
         vocab_size=model.get_vocab_size(),
-        speculation=_describe_speculation(speculation, read_lookup(config)),
+        speculation=_describe_speculation(speculation, read_lookup(config.additional_config)),
         reports_decode_steps=(
             speculation is None or config.scheduler_config.scheduler_cls == SCHEDULER
         ),

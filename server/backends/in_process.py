@@ -21,6 +21,7 @@ from eaglegate.engine.types import EngineInfo
 from eaglegate.engine.vllm_backend.arguments import make_engine_config
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.grammar_probe import GrammarProbe
+from eaglegate.engine.vllm_backend.lookups import describe_lookups, read_lookup
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.engine.vllm_backend.start_failure import summarize_error
 from eaglegate.engine.vllm_backend.warm_up import StepCosts
@@ -57,7 +58,6 @@ class InProcessBackend:
         refuse_unknown_parsers(settings, arguments)
         modules = getattr(line.namespace, "lora_modules", ())
         self.adapters = read_adapters(modules, bool(arguments.enable_lora), self.names)
-        self._lookup = settings.lookup
         self._draft = _run_preflight(arguments, self.adapters, settings, progress)
         self.drafts = _open_drafts(arguments, settings.draft_store)
         progress("making vLLM's configuration of the model")
@@ -147,7 +147,7 @@ class InProcessBackend:
         """Add the method and summary found by the draft inspection."""
         if self._draft is None:
             return info
-        lookups = f"; lookups of up to {self._lookup} tokens" if self._lookup else ""
+        lookups = describe_lookups(read_lookup(self._arguments.additional_config))
         summary = add_lossy(self._draft.summary + lookups, info.speculation.lossy or ())
         speculation = replace(info.speculation, method=self._draft.method, summary=summary)
         return replace(info, speculation=speculation)

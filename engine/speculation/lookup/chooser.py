@@ -13,6 +13,8 @@ from typing import Any
 from eaglegate.engine.speculation.lookup.acceptance import ROWS, LookupAcceptance
 from eaglegate.engine.speculation.lookup.index import SLICE, LookupIndex
 
+BUILD_TOKENS = 200
+"""Tokens whose indexing takes as long as the fixed part of one call."""
 REFRESH_STEPS = 4
 """Steps between updates of a slice's tables."""
 
@@ -74,12 +76,15 @@ class LookupChooser:
         self._unbuilt.pop(request, None)
 
     def begin_step(self) -> None:
-        """Do a step's share of the work that is not a request's: one slice of a prompt, and
-        every few steps the tables of one slice of traffic."""
-        if self._unbuilt:
+        """Do a step's share of the work that is not a request's: one slice of a prompt or a few
+        short prompts, and every few steps the tables of one slice of traffic."""
+        room = SLICE
+        while self._unbuilt and room > 0:
             request, index = next(iter(self._unbuilt.items()))
-            if not index.build(SLICE):
+            num_built = index.build(room)
+            if not num_built:
                 del self._unbuilt[request]
+            room -= num_built + BUILD_TOKENS * (num_built > 0)
         self._steps += 1
         if self._steps % REFRESH_STEPS == 0:
             self.acceptance.refresh()
@@ -133,6 +138,15 @@ class LookupChooser:
         self.num_lookups += 1
         state.uses_lookup, state.sure = True, acceptance.sure[row]
         return index.copy(width)
+
+    def copy(self, request: str, count: int) -> list[int] | None:
+        """Return a lookup of ``count`` tokens after ``choose``, whatever its value; None without a
+        match."""
+        state = self._requests[request]
+        if count <= 0 or state.index.position < 0:
+            return None
+        state.uses_lookup = True
+        return state.index.copy(count)
 
     def uses_lookup(self, request: str) -> bool:
         """Return True if the request's last choice was a lookup."""

@@ -91,7 +91,7 @@ def test_other_configurations_are_accepted() -> None:
     refuse_lookups(make_config())
     refuse_lookups(make_config(is_hybrid=True, width=3))
     refuse_lookups(SimpleNamespace(additional_config={}))  # type: ignore[arg-type]
-    assert read_lookup(make_config()) == (8, 3)
+    assert read_lookup(make_config().additional_config) == (8, 3)
     assert describe_lookups((8, 3)) == ", lookups of up to 8 tokens beside drafts of up to 3"
     assert describe_lookups(None) == ""
 

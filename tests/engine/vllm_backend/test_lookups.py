@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -27,6 +28,9 @@ from eaglegate.lab.benchmarks.drive import (
     speculation,
 )
 from tests.engine.vllm_backend.conftest import SECOND_RUNNER, SMALL
+from tests.engine.vllm_backend.test_lossless import homogeneity, opening, sampled
+
+__all__ = ["opening"]  # a fixture
 
 pytestmark = [
     pytest.mark.slow,
@@ -99,6 +103,25 @@ async def test_greedy_text_is_the_same(
     assert num_accepted > num_drafted / 2
     widths = {step.drafted for o in outcomes for step in o.account.decode_steps}
     assert max(widths) > DEPTH
+
+
+async def test_text_does_not_depend_on_the_choice(
+    lookup_engine: VllmEngine, plain_engine: VllmEngine, copies: list[tuple[int, ...]]
+) -> None:
+    requests = [
+        EngineRequest(f"r-{i}", prompt, Sampling(max_tokens=64, temperature=i % 2 * 0.8, seed=i))
+        for i, prompt in enumerate(copies * 2)
+    ]
+    reference = await run_all(plain_engine, requests)
+    assert await lookup_engine.set_planning("random") == "random"
+    try:
+        outcomes = await run_all(lookup_engine, requests)
+    finally:
+        assert await lookup_engine.set_planning("auto") == "auto"
+    assert_equal(outcomes, reference)
+    num_lookups, num_drafted, num_accepted = sum_lookups(outcomes)
+    assert num_lookups > 10
+    assert 0 < num_accepted < num_drafted
 
 
 async def test_seeded_text_is_the_same(
@@ -213,6 +236,35 @@ async def test_quotes_are_looked_up(
     num_lookups, num_drafted, num_accepted = sum_lookups(outcomes)
     assert num_lookups > 10
     assert num_accepted > 0.9 * num_drafted
+
+
+async def test_samples_without_seeds_have_the_same_distribution(
+    lookup_engine: VllmEngine, plain_engine: VllmEngine, opening: tuple[int, ...]
+) -> None:
+    """Chi-square of homogeneity. Lookups are taken from the plain samples, at random widths."""
+    requests = sampled(opening, "top_p")
+    reference = await run_all(plain_engine, requests)
+    quotes = tuple(
+        token for outcome in reference[:60] for token in (*opening[-4:], *outcome.token_ids)
+    )
+    free = [
+        replace(request, sampling=replace(request.sampling, seed=None), quotes=quotes)
+        for request in requests
+    ]
+    assert await lookup_engine.set_planning("random") == "random"
+    try:
+        # Few at once, whose indexes are built in one step.
+        waves = [free[start : start + 4] for start in range(0, len(free), 4)]
+        outcomes = [outcome for wave in waves for outcome in await run_all(lookup_engine, wave)]
+    finally:
+        assert await lookup_engine.set_planning("auto") == "auto"
+    num_lookups, _, num_accepted = sum_lookups(outcomes)
+    assert num_lookups > len(outcomes) / 2
+    assert num_accepted > len(outcomes) / 10
+    for length in (2, 3, 4, 6):
+        with_lookups = Counter(outcome.token_ids[:length] for outcome in outcomes)
+        without = Counter(outcome.token_ids[:length] for outcome in reference)
+        assert homogeneity(with_lookups, without) > 1e-5, f"first {length} tokens"
 
 
 async def test_quotes_outside_the_vocabulary_are_ignored(
