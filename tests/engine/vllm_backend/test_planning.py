@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -265,9 +265,9 @@ def test_the_time_of_a_step_that_encodes_images_is_not_learnt(
     seen = len(watching.seen)
     observe = pretence.scheduler.planning.observe
 
-    def encode(output: SchedulerOutput, counts: Mapping[str, tuple[int, int]]) -> None:
+    def encode(output: SchedulerOutput, *accounts: Any) -> None:
         output.scheduled_encoder_inputs = {"a": [0]}
-        observe(output, counts)
+        observe(output, *accounts)
 
     monkeypatch.setattr(pretence.scheduler.planning, "observe", encode)
     pretence.step()
