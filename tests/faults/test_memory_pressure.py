@@ -47,7 +47,10 @@ def test_new_work_is_refused_while_memory_is_short(tmp_path):
             used = ProcessTree(0, gateway.process.pid).used()
         line = (*line, "--memory-limit", str(used + ROOM))
         log = tmp_path / "second.log"
-        with serving(log, line, forks=False) as gateway, httpx.Client(base_url=gateway.url, timeout=30) as http:
+        with (
+            serving(log, line, forks=False) as gateway,
+            httpx.Client(base_url=gateway.url, timeout=30) as http,
+        ):
             assert http.post("/v1/chat/completions", json=ASKED).status_code == 200
             with ExitStack() as held:
                 for _ in range(9):
