@@ -34,6 +34,7 @@ IN_FLIGHT = 4
 JOIN_S = 120.0
 COMPILED = (REASONING, '--compilation-config={"mode": 2, "backend": "eager"}')
 """Traced by Dynamo as vLLM does on a CPU, without Inductor's half minute."""
+WITHOUT_LUCK = "--worker-extension-cls=tests.uninitialised.UninitialisedWorker"
 OTHER_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 
 
@@ -65,7 +66,7 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningGat
     template = folder / "other.jinja"
     template.write_text(OTHER_TEMPLATE)
     workers = [
-        recipe_worker(folder / "compiled.log", COMPILED, tuned_for_cpus=False),
+        recipe_worker(folder / "compiled.log", (*COMPILED, WITHOUT_LUCK), tuned_for_cpus=False),
         recipe_worker(folder / "without_parser.log", []),
         recipe_worker(folder / "template.log", [REASONING, f"--chat-template={template}"]),
     ]
@@ -151,8 +152,8 @@ def test_each_fault_is_named_at_the_start(wrong):
         ("template", "--chat-template"),
     ]
     for url, (kind, flag) in zip(urls, named, strict=True):
+        assert [finding["kind"] for finding in found[url]] == [kind], (url, found[url])
         (finding,) = found[url]
-        assert finding["kind"] == kind
         assert flag in finding["text"]
         assert f"{url}: {kind}: {finding['text']}" in log
 
