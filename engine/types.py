@@ -160,6 +160,8 @@ class EngineRequest(Struct, frozen=True):
     """True if the engine should add ``traces`` to the request's steps where it can."""
     quotes: tuple[int, ...] = ()
     """Tokens of text that the answer may quote, beside those of the prompt, for lookups."""
+    lookup: int | None = None
+    """Longest lookup beside a draft, 0..N; None leaves it to the engine."""
     scoring: Mapping[str, Any] | None = None
     """Rules for scoring the answer at the end of the prompt; None except for audits.
     """

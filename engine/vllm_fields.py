@@ -31,6 +31,8 @@ WEIGHT = "key_weight"
 """Key in ``extra_args``: the share of a request's key among those outside the latency class."""
 QUOTES = "quotes"
 """Key in ``extra_args``: tokens that lookups search beside the prompt."""
+LOOKUP_BOUND = "lookup"
+"""Key in ``extra_args``: the request's longest lookup."""
 AUDIT = "audit"
 """Key in ``extra_args``: rules by which to score the answer at the end of the prompt."""
 ABORT = "abort"
@@ -110,6 +112,8 @@ def _build_extra_args(request: EngineRequest) -> dict[str, Any]:
         extra[TRACED] = 1
     if request.quotes:
         extra[QUOTES] = list(request.quotes)
+    if request.lookup is not None:
+        extra[LOOKUP_BOUND] = request.lookup
     if request.scoring is not None:
         extra[AUDIT] = dict(request.scoring)
     return extra

@@ -3,7 +3,8 @@
 A request is in one of two *lanes*: ``speculative`` or ``plain`` (depth 0). A flag per workload
 decides the lane, with sticky shares. In the speculative lane, the depth is the first of: the
 request's own, its key's default, its workload's default, the general default, the engine's K. The
-plain lane overrides them all, so that an operator can rely on ``off``. A workload that an audit
+plain lane overrides them all, so that an operator can rely on ``off``. Lookups beside a draft have
+one bound for all requests. A workload that an audit
 holds for the request's key is in the plain lane, and in no arm of a canary.
 
 Rules are immutable and replaced as a whole (``SpeculationPolicy.rules = ...``), so a request sees
@@ -75,6 +76,8 @@ class SpeculationRules:
     workload_depths: Mapping[str, int] = field(default_factory=dict)
     key_depths: Mapping[str, int] = field(default_factory=dict)
     """Depths by the key's public name, never by the key itself."""
+    lookup: int | None = None
+    """Longest lookup of every request; None means the engine's N, 0 means no lookups."""
 
     def __post_init__(self) -> None:
         depths = {"depth": self.depth}
@@ -85,6 +88,8 @@ class SpeculationRules:
         for name, depth in depths.items():
             if depth is not None and depth < 0:
                 raise ValueError(f"{name} must be 0 (no speculation) or more, got {depth}")
+        if self.lookup is not None and self.lookup < 0:
+            raise ValueError(f"lookup must be 0 (no lookups) or more, got {self.lookup}")
 
     def flag_of(self, workload: str) -> SpeculationFlag:
         return self.workload_flags.get(workload, self.flag)
@@ -109,13 +114,15 @@ class PolicyTrial:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationDecision:
-    """Decision on one ``EngineRequest``: its ``depth`` (None means the engine's K) and ``lane``."""
+    """Decision on one ``EngineRequest``: its ``depth`` (None means the engine's K), ``lane`` and
+    longest ``lookup`` (None means the engine's N)."""
 
     depth: int | None
     lane: str
     source: DepthSource
     arm: Arm | None = None
     """Arm of a canary; None outside of canaries."""
+    lookup: int | None = None
 
 
 class Holds(Protocol):
@@ -149,8 +156,10 @@ class SpeculationPolicy:
         depth: int | None = None,
         session: str | None = None,
     ) -> SpeculationDecision:
-        """Decide a request's depth and lane. ``key`` is the API key's public name, ``depth`` the
-        request's own."""
+        """Decide a request's depth, lane and longest lookup.
+
+        ``key`` is the API key's public name, ``depth`` the request's own.
+        """
         if self.holds is not None and self.holds.covers(workload, key or ""):
             return SpeculationDecision(0, PLAIN, DepthSource.AUDIT)
         trial, rules, arm = self.trial, self.rules, None
@@ -165,7 +174,8 @@ class SpeculationPolicy:
             (rules.workload_depths.get(workload), DepthSource.WORKLOAD),
             (rules.depth, DepthSource.DEFAULT),
         )
-        return SpeculationDecision(choice, PLAIN if choice == 0 else SPECULATIVE, source, arm)
+        lane = PLAIN if choice == 0 else SPECULATIVE
+        return SpeculationDecision(choice, lane, source, arm, rules.lookup)
 
 
 def is_speculative(flag: SpeculationFlag, request_id: str, key: str | None) -> bool:

@@ -21,7 +21,7 @@ from vllm.v1.request import Request
 from eaglegate.engine.speculation.lookup.chooser import LookupChooser
 from eaglegate.engine.speculation.lookup.twin import TWIN_TOKENS
 from eaglegate.engine.speculation.methods import Runner, StepDepth, find_method
-from eaglegate.engine.vllm_fields import DEPTH, QUOTES, TENANT, UNTAUGHT
+from eaglegate.engine.vllm_fields import DEPTH, LOOKUP_BOUND, QUOTES, TENANT, UNTAUGHT
 
 LOOKUP = "eaglegate_lookup"
 """Key in vLLM's ``additional_config``: ``{"width": N, "depth": the draft's own K}``."""
@@ -37,7 +37,8 @@ class Lookups:
         self._scheduler = scheduler
         self.width = width
         self.chooser = LookupChooser(width, scheduler.draft_depth)
-        self._own_depths: dict[str, int | None] = {}
+        self._limits: dict[str, int] = {}
+        """Longest lookup of each request, by its depth and its rule."""
         self._random = Random(0)
         """Widths in the planner's mode ``random``, because text must not depend on them."""
 
@@ -63,10 +64,8 @@ class Lookups:
                 continue
             if request.is_prefill_chunk or request.is_finished():
                 continue
-            width = min(limit, request.max_tokens - request.num_output_tokens - 1)
-            own_depth = self._own_depths[name]
-            if own_depth is not None:
-                width = min(width, own_depth)
+            num_useful = request.max_tokens - request.num_output_tokens - 1
+            width = min(limit, self._limits[name], num_useful)
             useful_drafts = drafts[place]
             if shares_steps:  # the width of the plan is what a latency class can bear
                 width = min(width, len(useful_drafts))
@@ -89,15 +88,16 @@ class Lookups:
         return min(bounds)
 
     def _begin(self, request: Request) -> None:
-        """Add a request, unless it gets no lookups: its speculation is off, the planner must not
-        learn from it, or its prompt has no tokens."""
+        """Add a request, unless it gets no lookups: its speculation or its lookups are off, the
+        planner must not learn from it, or its prompt has no tokens."""
         params = request.sampling_params
         extra = (params.extra_args if params else None) or {}
-        depth = extra.get(DEPTH)
-        if depth == 0 or UNTAUGHT in extra or request.prompt_token_ids is None:
+        bounds = (extra.get(DEPTH), extra.get(LOOKUP_BOUND))
+        limit = min(int(bound) for bound in (self.width, *bounds) if bound is not None)
+        if limit <= 0 or UNTAUGHT in extra or request.prompt_token_ids is None:
             return
         name = request.request_id
-        self._own_depths[name] = None if depth is None else int(depth)
+        self._limits[name] = limit
         traffic = self._scheduler.planning.name_traffic(request)
         tenant = str(extra.get(TENANT, ""))
         # The live list, not a copy: 100,000 tokens would cost a step half a millisecond.
@@ -128,7 +128,7 @@ class Lookups:
 
     def forget(self, request: Request) -> None:
         self.chooser.end(request.request_id)
-        self._own_depths.pop(request.request_id, None)
+        self._limits.pop(request.request_id, None)
 
 
 def read_lookup(additional_config: Any) -> tuple[int, int] | None:

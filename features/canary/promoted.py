@@ -84,6 +84,7 @@ def read_rules(description: dict[str, Any]) -> SpeculationRules:
         workload_flags=flags,
         depth=description.get("depth"),
         workload_depths=description.get("workload_depths", {}),
+        lookup=description.get("lookup"),
     )
 
 

@@ -186,8 +186,8 @@ def _find_ending(kind: type[BaseException]) -> Ending:
 
 
 def _apply_policy(job: Job, pipeline: Pipeline) -> Job:
-    """Return the job with its adapter, the depth and lane of the current policy, and a cache salt
-    that separates its prompts from those of other keys.
+    """Return the job with its adapter, the depth, lane and longest lookup of the current policy,
+    and a cache salt that separates its prompts from those of other keys.
     """
     wishes = job.placement
     decision = pipeline.policy.decide(
@@ -198,6 +198,7 @@ def _apply_policy(job: Job, pipeline: Pipeline) -> Job:
         depth=decision.depth,
         lane=decision.lane,
         arm=decision.arm,
+        lookup=decision.lookup,
         adapter=job.model if job.model in pipeline.served.adapters else None,
         cache_salt=pipeline.isolation.salt(job.caller.key, wishes.cache_salt),
     )

@@ -213,6 +213,8 @@ class Placement(Struct, frozen=True):
     lane: str = "default"
     arm: Arm | None = None
     """Arm of the running canary that serves the request."""
+    lookup: int | None = None
+    """Longest lookup; None leaves it to the engine."""
 
 
 class Job(Struct, frozen=True):
@@ -283,6 +285,7 @@ class Job(Struct, frozen=True):
             traced=self.display.return_steps,
             images=prompt.images,
             expanded_length=prompt.expanded_length,
+            lookup=placement.lookup,
         )
 
 

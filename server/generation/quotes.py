@@ -19,7 +19,7 @@ async def add_quotes(
 ) -> list[EngineRequest]:
     """Add the twins of each conversation to its requests, if the engine looks up. At most
     ``TWIN_TOKENS``, the newest ones."""
-    if not pipeline.info.speculation.lookup or job.placement.depth == 0:
+    if not pipeline.info.speculation.lookup or 0 in (job.placement.depth, job.placement.lookup):
         return requests
     num_choices, quoting_requests = job.question.n, []
     quotes: Sequence[int] = ()

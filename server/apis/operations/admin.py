@@ -54,6 +54,8 @@ class RulesModel(AdminModel):
     workload_flags: dict[str, FlagModel] = Field(default_factory=dict)
     depth: Depth | None = None
     workload_depths: dict[str, Depth] = Field(default_factory=dict)
+    lookup: Depth | None = None
+    """Longest lookup of every request, for an engine with --lookup; 0 switches lookups off."""
 
     def rules(self) -> SpeculationRules:
         return SpeculationRules(
@@ -61,6 +63,7 @@ class RulesModel(AdminModel):
             workload_flags={name: flag.flag() for name, flag in self.workload_flags.items()},
             depth=self.depth,
             workload_depths=self.workload_depths,
+            lookup=self.lookup,
         )
 
 
@@ -263,7 +266,9 @@ def require_controls(gateway: Gateway) -> Controls:
 
 
 def check_rules(rules: SpeculationRules, pipeline: Pipeline, prefix: str = "") -> None:
-    """Raise InvalidRequest for unknown workloads, and for depths that the engine cannot serve."""
+    """Raise InvalidRequest for unknown workloads, and for depths and lookups that the engine cannot
+    serve.
+    """
     workloads = pipeline.served.workloads
     _check_names(f"{prefix}workload_flags", rules.workload_flags, workloads)
     _check_names(f"{prefix}workload_depths", rules.workload_depths, workloads)
@@ -278,6 +283,22 @@ def check_rules(rules: SpeculationRules, pipeline: Pipeline, prefix: str = "") -
                 "eaglegate.engine.Scheduler.",
                 param=prefix + name,
             )
+    _check_lookup(f"{prefix}lookup", rules.lookup, pipeline)
+
+
+def _check_lookup(param: str, width: int | None, pipeline: Pipeline) -> None:
+    limit = pipeline.info.speculation.lookup
+    if width is not None and not limit:
+        raise InvalidRequest(
+            f"'{param}' cannot be set here: the engine has no lookups. Start the gateway with "
+            "--lookup N.",
+            param=param,
+        )
+    if width is not None and width > limit:
+        raise InvalidRequest(
+            f"'{param}' must be at most the engine's longest lookup, {limit}; given {width}.",
+            param=param,
+        )
 
 
 def _check_operation(body: SpeculationModel, pipeline: Pipeline, gateway: Gateway) -> None:

@@ -6,6 +6,7 @@ from eaglegate.engine.speculation.policy import (
     SPECULATIVE,
     DepthSource,
     FlagMode,
+    PolicyTrial,
     SpeculationDecision,
     SpeculationFlag,
     SpeculationPolicy,
@@ -13,6 +14,7 @@ from eaglegate.engine.speculation.policy import (
     draw_position,
     is_speculative,
 )
+from eaglegate.engine.types import Arm
 
 IDS = [f"request-{number}" for number in range(4000)]
 
@@ -45,6 +47,16 @@ def test_off_beats_every_wish() -> None:
     assert SpeculationPolicy(rules).decide("r", "chat", "k", 3) == SpeculationDecision(
         0, PLAIN, DepthSource.FLAG
     )
+
+
+def test_lookups_have_one_bound_for_all() -> None:
+    rules = SpeculationRules(lookup=4, key_depths={"k": 2})
+    policy = SpeculationPolicy(rules)
+    assert policy.decide("r", "chat", "k").lookup == 4
+    assert policy.decide("r", "agent", depth=3).lookup == 4
+    policy.trial = PolicyTrial(lambda _: Arm.CANDIDATE, SpeculationRules(lookup=0))
+    assert policy.decide("r", "chat").lookup == 0
+    assert policy.decide("r", "chat", depth=3).lookup == 4, "a client's own depth is in no arm"
 
 
 def test_a_workload_may_have_its_own_flag() -> None:
@@ -106,7 +118,8 @@ def test_rules_can_be_read_from_json() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ['{"flag": {"share": 2}}', '{"depth": -1}', '{"key_depths": {"k": -3}}']
+    "body",
+    ['{"flag": {"share": 2}}', '{"depth": -1}', '{"key_depths": {"k": -3}}', '{"lookup": -1}'],
 )
 def test_impossible_rules_are_refused(body: str) -> None:
     with pytest.raises(ValidationError, match="must be"):

@@ -181,6 +181,22 @@ async def test_a_depth_bounds_lookups(
         assert max(own, default=0) <= min(depth, DEPTH)
 
 
+async def test_a_rule_bounds_lookups_and_no_drafts(
+    lookup_engine: VllmEngine, plain_engine: VllmEngine, copies: list[tuple[int, ...]]
+) -> None:
+    requests = [make_greedy(f"b-{i}", prompt, 64) for i, prompt in enumerate(copies[:3])]
+    reference = await run_all(plain_engine, requests)
+    for bound in (0, 2, 5):
+        outcomes = await run_all(lookup_engine, [replace(r, lookup=bound) for r in requests])
+        assert_equal(outcomes, reference)
+        steps = [step for outcome in outcomes for step in outcome.account.decode_steps]
+        widths = {drafter: [0] for drafter in Drafter}
+        for step in steps:
+            widths[step.drafter].append(step.drafted)
+        assert max(widths[Drafter.LOOKUP]) == bound
+        assert max(widths[Drafter.DRAFT]) > 0
+
+
 async def test_an_operators_bound_holds_for_lookups(
     lookup_engine: VllmEngine, copies: list[tuple[int, ...]]
 ) -> None:

@@ -37,6 +37,11 @@ def test_depth_travels_in_extra_args_zero_included() -> None:
     assert params.extra_args == {"traffic": "chat", "num_speculative_tokens": 0}
 
 
+def test_a_bound_of_lookups_travels_in_extra_args_zero_included() -> None:
+    params = translate.make_sampling_params(replace(REQUEST, lookup=0))
+    assert params.extra_args == {"traffic": "chat", "lookup": 0}
+
+
 def test_workload_and_key_travel_for_the_planner() -> None:
     request = replace(REQUEST, workload="agent", tenant="team-a")
     params = translate.make_sampling_params(request)

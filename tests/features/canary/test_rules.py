@@ -16,6 +16,7 @@ PROMOTED = SpeculationRules(
     workload_flags={"structured": SpeculationFlag(FlagMode.OFF)},
     depth=2,
     workload_depths={"tools": 1},
+    lookup=4,
 )
 
 

@@ -362,6 +362,23 @@ async def test_rules_are_tried_over_http(machine: Machine) -> None:
     )
 
 
+async def test_a_canary_tries_a_bound_of_lookups(machine: Machine) -> None:
+    give_controls(machine)
+    lab = machine.lab
+    pipeline = lab.gateway.require()
+    speculation = replace(pipeline.info.speculation, lookup=8)
+    lab.gateway.pipeline = replace(pipeline, info=replace(pipeline.info, speculation=speculation))
+    body = {"speculation": {"lookup": 0}, "share": 0.5, "slot_s": 60}
+    started = (await lab.call("POST", "/admin/canary", body)).json["canary"]
+    assert started["speculation"] == {"lookup": 0}
+    requests = [await machine.ask(f"s-{index}") for index in range(30)]
+    bounds = {Arm.CANDIDATE: 0, Arm.CONTROL: None}
+    assert [request.lookup for request in requests] == [bounds[request.arm] for request in requests]
+    assert {request.arm for request in requests} == set(bounds)
+    await lab.call("DELETE", "/admin/canary")
+    assert (await machine.ask("later")).lookup is None
+
+
 async def test_rules_that_an_operator_sets_end_the_memory_of_promoted_ones(
     machine: Machine, tmp_path: Path
 ) -> None:
@@ -384,6 +401,7 @@ async def test_rules_that_an_operator_sets_end_the_memory_of_promoted_ones(
         ({"speculation": {"workload_depths": {"poetry": 1}}}, "speculation.workload_depths"),
         ({"speculation": {"key_depths": {"k": 1}}}, "speculation.key_depths"),
         ({"speculation": {"bound": 1}}, "speculation.bound"),
+        ({"speculation": {"lookup": 4}}, "speculation.lookup"),
         ({"speculation": {}}, None),
     ],
 )

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from eaglegate.engine.speculation.lookup.twin import TWIN_TOKENS, escape
+from eaglegate.engine.speculation.policy import SpeculationRules
 from eaglegate.server.settings import Settings
 from eaglegate.text.rendering.encoding import NO_LIMITS
 
@@ -45,6 +46,14 @@ async def test_nothing_is_encoded_without_lookups(lab, width, depth):
     extra = {} if depth is None else {"num_speculative_tokens": depth}
     assert (await lab.chat(messages=MESSAGES, **extra)).status == 200
     assert [request.quotes for request in lab.engine.requests] == [()]
+
+
+async def test_nothing_is_encoded_where_a_rule_switches_lookups_off(lab):
+    open_with_lookups(lab, 8)
+    lab.gateway.require().policy.rules = SpeculationRules(lookup=0)
+    lab.says("done")
+    assert (await lab.chat(messages=MESSAGES)).status == 200
+    assert [(request.quotes, request.lookup) for request in lab.engine.requests] == [((), 0)]
 
 
 async def test_quotes_are_bounded(lab):

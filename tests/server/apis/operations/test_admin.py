@@ -29,6 +29,13 @@ def controlled(lab):
     return lab
 
 
+def add_lookups(lab, width):
+    pipeline = lab.gateway.require()
+    speculation = replace(pipeline.info.speculation, lookup=width)
+    info = replace(pipeline.info, speculation=speculation)
+    lab.gateway.pipeline = replace(pipeline, info=info)
+
+
 async def put(lab, **rules):
     return await lab.call("PUT", "/admin/speculation", rules)
 
@@ -169,3 +176,37 @@ async def test_depths_that_the_workers_do_not_honour_are_refused(controlled, rul
     assert answer.status == 400
     assert "--scheduler-cls eaglegate.engine.Scheduler" in answer.json["error"]["message"]
     assert (await put(controlled, depth=served.depth)).status == 200
+
+
+@pytest.mark.parametrize("width", [0, 5, 8])
+async def test_lookups_are_bounded_by_a_rule(controlled, width):
+    add_lookups(controlled, 8)
+    assert (await controlled.get("/admin/speculation")).json["lookup"] is None
+    answer = await put(controlled, lookup=width)
+    assert (answer.status, answer.json["lookup"]) == (200, width)
+    assert (await controlled.get("/admin/speculation")).json == answer.json
+    controlled.says("x")
+    await controlled.chat()
+    assert controlled.engine.requests[-1].lookup == width
+    assert (await put(controlled)).json["lookup"] is None
+    await controlled.chat()
+    assert controlled.engine.requests[-1].lookup is None
+
+
+@pytest.mark.parametrize(
+    ("engine_width", "width", "message"),
+    [
+        (8, 9, "'lookup' must be at most the engine's longest lookup, 8; given 9."),
+        (8, -1, "'lookup': Input should be greater than or equal to 0; given -1."),
+        (0, 4, "the engine has no lookups. Start the gateway with --lookup N."),
+        (0, 0, "'lookup' cannot be set here: the engine has no lookups."),
+    ],
+)
+async def test_lookups_that_the_engine_does_not_have_are_refused(
+    controlled, engine_width, width, message
+):
+    add_lookups(controlled, engine_width)
+    answer = await put(controlled, lookup=width)
+    assert (answer.status, answer.json["error"]["param"]) == (400, "lookup")
+    assert message in answer.json["error"]["message"]
+    assert (await controlled.get("/admin/speculation")).json["lookup"] is None
