@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -95,19 +94,15 @@ class PromptImages:
         if not sources:
             return ()
         charge.take_images(len(sources))
-        # Images that are fetched take no turn, because their hosts may be slow.
-        is_inline = all(source.url[:5].lower() == "data:" for source in sources)
+        turn = self.turns.turn(charge.name)
         try:
-            async with self.turns.turn(charge.name) if is_inline else nullcontext():
-                images = await self.reader.read(sources, charge.name or "")
+            return await self.reader.read(sources, charge.name or "", charge.hold, turn)
         except ImageRefused as error:
             raise InvalidRequest(str(error), param=error.param) from error
         except ImageReaderLost as error:
             raise TooManyRequests(
                 str(error), code="engine_overloaded", retry_after_s=error.retry_after_s
             ) from error
-        charge.hold(sum(len(image.data) for image in images))
-        return images
 
     async def arrange(self, conversation: Conversation, renderer: Renderer) -> Conversation:
         """Return the conversation with its images where the model's template shows them.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from io import BytesIO
@@ -43,7 +44,11 @@ class QuickReader:
         self.owners: list[str | None] = []
 
     async def read(
-        self, sources: Sequence[ImageSource], owner: str | None = None
+        self,
+        sources: Sequence[ImageSource],
+        owner: str,
+        hold: Callable[[int], None],
+        turn: AbstractAsyncContextManager[Any],
     ) -> tuple[Image, ...]:
         self.sources += sources
         self.owners.append(owner)

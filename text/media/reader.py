@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from eaglegate.text.media.data_url import read_data_url
 from eaglegate.text.media.decoder_pool import DecoderPool
@@ -18,8 +19,8 @@ from eaglegate.text.media.source import ImageLimits, ImageRefused, ImageSource
 if TYPE_CHECKING:
     from eaglegate.text.media.fetch import ImageFetcher
 
-
 MAX_SIZES = 4096
+NO_TURN = nullcontext()
 
 
 class ImageReader:
@@ -40,12 +41,19 @@ class ImageReader:
         """Width and height of decoded images, by owner and digest."""
 
     async def read(
-        self, sources: Sequence[ImageSource], owner: str | None = None
+        self,
+        sources: Sequence[ImageSource],
+        owner: str | None = None,
+        hold: Callable[[int], None] = lambda _: None,
+        turn: AbstractAsyncContextManager[Any] = NO_TURN,
     ) -> tuple[Image, ...]:
         """Read a request's images.
 
         An image that its owner sent before is read sooner. Another owner cannot tell. Without an
         owner nothing is remembered.
+
+        ``hold`` gets the bytes of each image before the next one is fetched, and may raise. Images
+        are decoded within ``turn``. They are fetched before it, because their hosts may be slow.
 
         Raises ImageRefused, and ImageReaderLost if the same request may succeed later.
         """
@@ -56,15 +64,18 @@ class ImageReader:
                 f"A request may have at most {limits.max_images} images; this one has "
                 f"{len(sources)}. Send fewer.",
             )
-        encoded = await self._load_all(sources)
-        return await self._decode_all(sources, encoded, owner)
+        encoded = await self._load_all(sources, hold)
+        async with turn:
+            return await self._decode_all(sources, encoded, owner)
 
     async def aclose(self) -> None:
         await self._decoders.aclose()
         if self._fetcher is not None:
             await self._fetcher.aclose()
 
-    async def _load_all(self, sources: Sequence[ImageSource]) -> list[bytes]:
+    async def _load_all(
+        self, sources: Sequence[ImageSource], hold: Callable[[int], None]
+    ) -> list[bytes]:
         limit, num_bytes, encoded = self._limits.max_request_bytes, 0, []
         for source in sources:
             try:
@@ -78,6 +89,7 @@ class ImageReader:
                     f"The images of a request may have at most {limit} bytes together; these have "
                     "more. Send fewer or smaller ones.",
                 )
+            hold(len(data))
             encoded.append(data)
         return encoded
 

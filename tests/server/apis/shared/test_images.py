@@ -12,6 +12,7 @@ import pytest
 from eaglegate.engine.errors import EngineDead, EngineFailed, RequestRejected
 from eaglegate.server.access.keys import ApiKey, KeyRing, hash_key
 from eaglegate.server.access.quota import KeyQuota
+from eaglegate.text.media.decoder_pool import DecoderPool
 from eaglegate.text.media.image import Image
 from eaglegate.text.media.reader import ImageReader
 from eaglegate.text.media.source import ImageLimits
@@ -454,6 +455,54 @@ async def test_images_are_decoded_before_the_engine_sees_them():
         )
     finally:
         await lab.reader.aclose()
+
+
+class Fetcher:
+    """Returns one picture for every URL."""
+
+    def __init__(self) -> None:
+        self.urls: list[str] = []
+
+    async def fetch(self, url: str, max_bytes: int) -> bytes:
+        self.urls.append(url)
+        return picture() + bytes(10_000)
+
+    async def aclose(self) -> None: ...
+
+
+@pytest.fixture
+async def fetching_lab():
+    lab = SeeingLab(reader=ImageReader(ImageLimits(), ["images.example"]))
+    lab.reader._fetcher = Fetcher()
+    lab.says("a cat")
+    yield lab
+    await lab.reader.aclose()
+
+
+def fetched_image(name: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": f"http://images.example/{name}"}}
+
+
+async def test_a_fetched_image_is_charged_before_the_next_one_is_fetched(fetching_lab):
+    lab = fetching_lab
+    images = [fetched_image(name) for name in "abc"]
+    lab.gateway.budget.bodies.most = 15_000
+    answer = await lab.chat(messages=[user(*images)])
+    assert (answer.status, answer.json["error"]["code"]) == (429, "request_bytes_exceeded")
+    assert lab.reader._fetcher.urls == ["http://images.example/a", "http://images.example/b"]
+    assert lab.gateway.budget.held == 0
+
+
+async def test_images_beside_a_fetched_one_are_decoded_in_turn(fetching_lab, monkeypatch):
+    lab, taken = fetching_lab, []
+
+    async def decode(pool: DecoderPool, data: bytes) -> tuple[int, int]:
+        taken.append(lab.gateway.pipeline.images.turns._taken)
+        return 20, 8
+
+    monkeypatch.setattr(DecoderPool, "decode", decode)
+    assert (await lab.chat(messages=[user(image(), fetched_image("a"))])).status == 200
+    assert taken == [1, 1]
 
 
 async def test_images_are_remembered_for_their_key_alone(lab):
