@@ -24,6 +24,8 @@ CONNECT_S = 3.0
 """Seconds for one of a host's addresses."""
 CONNECTIONS = 16
 MAX_REDIRECTS = 3
+MAX_URL = 8192
+"""Characters of a URL. To split and quote one of 8 MB takes more than a second of the event loop."""
 REDIRECTS = (301, 302, 303, 307, 308)
 HEADERS = (
     ("accept", "image/*"),
@@ -84,6 +86,11 @@ class ImageFetcher:
         await self._pool.aclose()
 
     def _parse(self, text: str) -> MediaUrl:
+        if len(text) > MAX_URL:
+            raise ValueError(
+                f"The URL of an image may have at most {MAX_URL} characters; this one has "
+                f"{len(text)}. Send a data: URL."
+            )
         try:
             url = parse_url(text)
         except ValueError:

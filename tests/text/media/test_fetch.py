@@ -127,6 +127,12 @@ async def test_an_image_is_fetched(site, fetcher) -> None:
     assert b"authorization" not in head
 
 
+async def test_long_urls_are_refused_unread(site, fetcher) -> None:
+    reason = await refuse(fetcher, "http://images.example/" + "é" * 100_000)
+    assert "at most 8192 characters; this one has 100022" in reason
+    assert site.dials == []
+
+
 async def test_a_port_that_is_named_is_used(site, fetcher) -> None:
     site.answers["/"] = answer()
     assert await fetcher.fetch("http://images.example:8443", MAX_BYTES) == PICTURE
