@@ -25,7 +25,7 @@ CONNECT_S = 3.0
 CONNECTIONS = 16
 MAX_REDIRECTS = 3
 MAX_URL = 8192
-"""Characters of a URL. To split and quote one of 8 MB takes more than a second of the event loop."""
+"""Characters of a URL. One of 8 MB would hold up the event loop for more than a second."""
 REDIRECTS = (301, 302, 303, 307, 308)
 HEADERS = (
     ("accept", "image/*"),
