@@ -12,6 +12,8 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpcore
@@ -59,12 +61,16 @@ class ImageFetcher:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._hosts = hosts
+        # A name server that is silent holds a thread for half a minute. asyncio's own threads also
+        # render prompts.
+        self._threads = ThreadPoolExecutor(CONNECTIONS, "resolver")
         self._pool = httpcore.AsyncConnectionPool(
-            tls,
+            # Without one, each connection would read all certificates again, within the event loop.
+            tls or httpcore.default_ssl_context(),
             max_connections=CONNECTIONS,
             max_keepalive_connections=0,
             network_backend=_PublicNetwork(
-                resolve or resolve_name, network or httpcore.AnyIOBackend()
+                resolve or partial(resolve_name, self._threads), network or httpcore.AnyIOBackend()
             ),
         )
 
@@ -84,6 +90,7 @@ class ImageFetcher:
 
     async def aclose(self) -> None:
         await self._pool.aclose()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _parse(self, text: str) -> MediaUrl:
         if len(text) > MAX_URL:
@@ -144,10 +151,10 @@ class ImageFetcher:
         return target
 
 
-async def resolve_name(host: str, port: int) -> list[str]:
+async def resolve_name(threads: Executor, host: str, port: int) -> list[str]:
     """Return the IP addresses of a host. Raises OSError."""
-    loop = asyncio.get_running_loop()
-    entries = await loop.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    work = partial(socket.getaddrinfo, host.strip("[]"), port, type=socket.SOCK_STREAM)
+    entries = await asyncio.get_running_loop().run_in_executor(threads, work)
     return [str(address[0]) for *_, address in entries]
 
 

@@ -7,8 +7,10 @@ import datetime
 import ipaddress
 import ssl
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
+from threading import Event
 
 import httpcore
 import pytest
@@ -297,8 +299,32 @@ async def test_a_name_that_does_not_resolve(site) -> None:
 
 
 async def test_the_resolver_returns_plain_addresses() -> None:
-    assert await resolve_name("127.0.0.1", 80) == ["127.0.0.1"]
-    assert await resolve_name("[::1]", 80) == ["::1"]
+    with ThreadPoolExecutor() as threads:
+        assert await resolve_name(threads, "127.0.0.1", 80) == ["127.0.0.1"]
+        assert await resolve_name(threads, "[::1]", 80) == ["::1"]
+
+
+async def test_a_silent_name_server_does_not_delay_prompts(site, monkeypatch) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    began, may_end = asyncio.Event(), Event()
+    loop = asyncio.get_running_loop()
+
+    def wait(*_: object, **options: object) -> list[str]:
+        loop.call_soon_threadsafe(began.set)
+        may_end.wait(60)
+        return []
+
+    monkeypatch.setattr(fetch.socket, "getaddrinfo", wait)
+    fetcher = ImageFetcher([parse_host("images.example")], network=Network(site))
+    task = asyncio.create_task(refuse(fetcher))
+    try:
+        await began.wait()
+        async with asyncio.timeout(10):
+            assert await asyncio.to_thread(lambda: "rendered") == "rendered"
+    finally:
+        may_end.set()
+    assert "no address" in await task
+    await fetcher.aclose()
 
 
 def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
@@ -345,6 +371,22 @@ async def test_a_certificate_must_be_the_hosts(site, tmp_path, name, is_fetched)
     await fetcher.aclose()
     server.close()
     await server.wait_closed()
+
+
+async def test_certificates_are_read_once(site, monkeypatch) -> None:
+    contexts = []
+
+    def create_context() -> ssl.SSLContext:
+        contexts.append(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        return contexts[-1]
+
+    monkeypatch.setattr(ssl, "create_default_context", create_context)
+    monkeypatch.setattr(fetch, "CONNECT_S", 0.1)  # the site speaks no TLS
+    fetcher = ImageFetcher(tuple(map(parse_host, HOSTS)), site.resolve, Network(site))
+    for _ in range(3):
+        assert "connection to its host failed" in await refuse(fetcher, "https://images.example/")
+    assert len(contexts) == 1
+    await fetcher.aclose()
 
 
 async def test_the_reader_fetches_and_checks_images(site, fetcher) -> None:
