@@ -23,7 +23,7 @@ class PrefixDrops:
         self._tokens: dict[str, int] = {}
         self.total = 0
         """Dropped tokens of all requests that were served."""
-        if self._coordinator.eagle_group_ids:
+        if getattr(self._coordinator, name_groups(self._coordinator)):
             self._watch(manager)
 
     def take(self, request_id: str) -> int:
@@ -39,8 +39,9 @@ class PrefixDrops:
     def _watch(self, manager: KVCacheManager) -> None:
         look_up = manager.get_computed_blocks
 
-        def look_up_and_count(request: Request) -> Any:
-            result = look_up(request)
+        # From vLLM 0.33 on, the scheduler also passes the longest hit that it wants.
+        def look_up_and_count(request: Request, *limits: int | None) -> Any:
+            result = look_up(request, *limits)
             if not request.num_preemptions and manager.prefix_cache_lookup_enabled(request):
                 num_dropped = self._count(request, result[1])
                 self._tokens.pop(request.request_id, None)
@@ -59,17 +60,25 @@ class PrefixDrops:
         return max(0, find_hit_without_drop(coordinator, request) - hit)
 
 
+def name_groups(coordinator: Any) -> str:
+    """Return the attribute with the cache groups whose hits lose a block. In vLLM 0.33 the draft's
+    groups keep their name, and those that lose a block are listed apart."""
+    separate = "drop_eagle_group_ids"
+    return separate if hasattr(coordinator, separate) else "eagle_group_ids"
+
+
 def find_hit_without_drop(coordinator: Any, request: Request) -> int:
     """Return the tokens of the hit for a draft that drops nothing. Changes nothing."""
-    group_ids = coordinator.eagle_group_ids
+    name = name_groups(coordinator)
+    group_ids = getattr(coordinator, name)
     groups = getattr(coordinator, "attention_groups", None)
-    coordinator.eagle_group_ids = set()
+    setattr(coordinator, name, set())
     if groups is not None:
         coordinator.attention_groups = [group._replace(use_eagle=False) for group in groups]
     try:
         hit = coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
     finally:
-        coordinator.eagle_group_ids = group_ids
+        setattr(coordinator, name, group_ids)
         if groups is not None:
             coordinator.attention_groups = groups
     return int(hit[1])

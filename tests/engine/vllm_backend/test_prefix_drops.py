@@ -73,6 +73,17 @@ PROMPTS = st.lists(
 """Tokens of a common beginning, and a tail of its own: its kind and its length."""
 
 
+def test_a_lookup_passes_on_the_longest_hit_that_a_newer_scheduler_wants() -> None:
+    cache = Cache("full", drops=True)
+    lookups = []
+    cache.manager.get_computed_blocks = lambda *arguments: lookups.append(arguments) or ([], 0, 0)
+    cache.drops = PrefixDrops(cache.manager)
+    request = Request("r", [1, 2, 3], SamplingParams(max_tokens=1), None)
+    request.block_hashes = []
+    assert cache.manager.get_computed_blocks(request, 2) == ([], 0, 0)
+    assert lookups == [(request, 2)]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60)
 @given(PROMPTS)
