@@ -174,7 +174,7 @@ def _add_messages(routes: APIRouter, gateway: Gateway) -> None:
 
         def read() -> Conversation:
             fields = parse(body, CountTokensRequest, caller.notices)
-            return make_counted_conversation(fields, pipeline.served, caller)
+            return make_counted_conversation(fields, pipeline.served_model, caller)
 
         conversation = await caller.charge.parse(read)
         prompt = await count_prompt_tokens(

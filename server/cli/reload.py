@@ -46,25 +46,25 @@ class ReloadedSettings:
         gateway.cipher = self.cipher or gateway.cipher
         admission.bounds, admission.classes = self.bounds, keys.classes
         if gateway.pipeline is not None:
-            warn_ignored_depths(rules, gateway.pipeline.served)
+            warn_ignored_depths(rules, gateway.pipeline.served_model)
         if warning := keys.describe_lockout():
             log.warning("%s", warning)
         return {"keys": len(keys.keys), "bounds": asdict(self.bounds)}
 
 
-def warn_ignored_depths(rules: SpeculationRules, served: ServedModel) -> None:
+def warn_ignored_depths(rules: SpeculationRules, served_model: ServedModel) -> None:
     """Log a warning about depths that workers without our scheduler do not honour."""
     depths = {"--depth": rules.depth}
     depths |= {
         f"the depth of the API key {name}": limit for name, limit in rules.key_depths.items()
     }
-    names = [name for name, depth in depths.items() if depth not in (None, served.depth)]
-    if names and not served.depth_per_request:
+    names = [name for name, depth in depths.items() if depth not in (None, served_model.depth)]
+    if names and not served_model.depth_per_request:
         log.warning(
             "without effect: %s. The workers draft %d tokens for every request; start them with "
             "--scheduler-cls eaglegate.engine.Scheduler",
             ", ".join(names),
-            served.depth,
+            served_model.depth,
         )
 
 

@@ -275,15 +275,17 @@ class ServeCommand:
     async def _start(self) -> None:
         info = self._backend.describe(await self._engine.start())
         check_default_sampling(info.default_sampling)
-        served = _describe_model(self._gateway, info, self._parsers, self._settings, self._backend)
-        warn_ignored_depths(self._policy.rules, served)
+        served_model = _describe_model(
+            self._gateway, info, self._parsers, self._settings, self._backend
+        )
+        warn_ignored_depths(self._policy.rules, served_model)
         probe = self._backend.probe
         pipeline = Pipeline(
             self._engine,
             info,
             self._backend.renderer,
             self._parsers,
-            served,
+            served_model,
             self._policy,
             self._admission,
             PromptTurns(lambda: self._resilient.step_tokens),

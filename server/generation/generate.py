@@ -199,7 +199,7 @@ def _apply_policy(job: Job, pipeline: Pipeline) -> Job:
         lane=decision.lane,
         arm=decision.arm,
         lookup=decision.lookup,
-        adapter=job.model if job.model in pipeline.served.adapters else None,
+        adapter=job.model if job.model in pipeline.served_model.adapters else None,
         cache_salt=pipeline.isolation.salt(job.caller.key, wishes.cache_salt),
     )
     return replace(job, placement=placement)

@@ -27,7 +27,7 @@ class Pipeline:
     info: EngineInfo
     renderer: Renderer
     parsers: ParserFactory
-    served: ServedModel
+    served_model: ServedModel
     policy: SpeculationPolicy
     admission: Admission = field(default_factory=Admission)
     prompts: PromptTurns = field(default_factory=PromptTurns)

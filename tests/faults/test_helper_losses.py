@@ -92,8 +92,8 @@ def test_a_template_past_its_time_is_refused_at_once(runner, monkeypatch):
 async def test_a_client_hears_that_it_may_try_again(monkeypatch):
     lab = Lab(TemplateRenderer(ModelFiles.find(str(DEMO), None, None)))
     lab.says("yes")
-    served = replace(lab.gateway.pipeline.served, trusts_templates=True)
-    lab.gateway.open(replace(lab.gateway.pipeline, served=served))
+    served = replace(lab.gateway.pipeline.served_model, trusts_templates=True)
+    lab.gateway.open(replace(lab.gateway.pipeline, served_model=served))
     monkeypatch.setattr(sandbox.subprocess, "Popen", dying([signal.SIGKILL] * 2))
     body = {"messages": [{"role": "user", "content": "Hi"}], "chat_template": OWN}
     lost = await lab.post("/v1/chat/completions", body)

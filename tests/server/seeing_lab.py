@@ -104,7 +104,7 @@ class SeeingLab(Lab):
         return replace(
             pipeline,
             info=replace(pipeline.info, image_input=image_input),
-            served=replace(pipeline.served, images=image_input),
+            served_model=replace(pipeline.served_model, images=image_input),
             images=PromptImages(self.engine, self.reader, placeholder),
         )
 

@@ -60,23 +60,23 @@ OTHER_TEXT = ("input_text", "output_text")
 NEED_CONTENT = (*INSTRUCTIONS, "user")
 
 
-def make_chat_job(request: ChatRequest, served: ServedModel, caller: Caller) -> Job:
+def make_chat_job(request: ChatRequest, served_model: ServedModel, caller: Caller) -> Job:
     """Make the Job. Raises InvalidRequest and NotFound."""
-    model = resolve_model(request.model, served, caller)
-    policy = _make_policy(request, served, caller.notices)
+    model = resolve_model(request.model, served_model, caller)
+    policy = _make_policy(request, served_model, caller.notices)
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
     return make_job(
         request,
-        served,
+        served_model,
         caller,
         id=f"chatcmpl-{os.urandom(16).hex()}",
         api="chat",
         model=model,
-        question=_make_question(request, policy, served, caller.notices),
+        question=_make_question(request, policy, served_model, caller.notices),
         display=make_display(
             request,
-            served,
+            served_model,
             include_reasoning=includes_reasoning(request),
             prompt_text=bool(request.return_prompt_text),
             repeated=service_tier(request.service_tier),
@@ -87,12 +87,12 @@ def make_chat_job(request: ChatRequest, served: ServedModel, caller: Caller) -> 
 
 
 def _make_question(
-    request: ChatRequest, policy: ToolPolicy, served: ServedModel, notices: Notices
+    request: ChatRequest, policy: ToolPolicy, served_model: ServedModel, notices: Notices
 ) -> Question:
-    conversation = _make_conversation(request, policy, served, notices)
+    conversation = _make_conversation(request, policy, served_model, notices)
     if conversation.images:
         _check_image_fields(request)
-    sampling = _sampling(request, served)
+    sampling = _sampling(request, served_model)
     param, constraint = content_constraint(request, request.response_format)
     return Question(
         prompts=(conversation,),
@@ -122,25 +122,27 @@ def _check_image_fields(request: ChatRequest) -> None:
             )
 
 
-def _sampling(request: ChatRequest, served: ServedModel) -> Sampling:
+def _sampling(request: ChatRequest, served_model: ServedModel) -> Sampling:
     sampling = make_sampling(
         request,
-        served,
+        served_model,
         max_tokens=request.max_completion_tokens or request.max_tokens,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         prompt_logprobs=read_prompt_logprobs(request),
     )
-    budget = chat_budget(request, served)
+    budget = chat_budget(request, served_model)
     return sampling if budget is None else replace(sampling, thinking_token_budget=budget)
 
 
-def _make_policy(request: ChatRequest, served: ServedModel, notices: Notices) -> ToolPolicy:
+def _make_policy(request: ChatRequest, served_model: ServedModel, notices: Notices) -> ToolPolicy:
     parallel, choice = request.parallel_tool_calls, _read_choice(request)
     if not request.tools and choice is None:
         return ToolPolicy(parallel=parallel is not False)
     functions, custom = list_offered_tools(request.tools or (), notices)
     hosted = {t.type: t.type for t in request.tools or () if isinstance(t, HostedTool)}
-    return tools.make_policy(functions, choice, parallel, served, custom=custom, hosted=hosted)
+    return tools.make_policy(
+        functions, choice, parallel, served_model, custom=custom, hosted=hosted
+    )
 
 
 def list_offered_tools(
@@ -194,7 +196,7 @@ def _read_choice(request: ChatRequest) -> tools.ToolSelection | None:
 
 
 def _make_conversation(
-    request: ChatRequest, policy: ToolPolicy, served: ServedModel, notices: Notices
+    request: ChatRequest, policy: ToolPolicy, served_model: ServedModel, notices: Notices
 ) -> Conversation:
     reasoning = chat_kwargs(request)
     documents = {"documents": request.documents} if request.documents else {}
@@ -207,14 +209,16 @@ def _make_conversation(
             "'continue_final_message' and 'add_generation_prompt' are mutually exclusive.",
             param="continue_final_message",
         )
-    media = MediaPolicy.of(served, notices)
+    media = MediaPolicy.of(served_model, notices)
     return Conversation(
         messages=tuple(template_messages(request.messages, media)),
         tools=policy.tools if policy.choice != "none" else (),
         add_generation_prompt=not continues if generation_prompt is None else generation_prompt,
         continue_final_message=continues,
-        template_kwargs=template_kwargs(served, variables, **reasoning, **verbosity, **documents),
-        template=own_template(served, variables, request.chat_template),
+        template_kwargs=template_kwargs(
+            served_model, variables, **reasoning, **verbosity, **documents
+        ),
+        template=own_template(served_model, variables, request.chat_template),
         images=media.check_images(media.images),
     )
 
@@ -293,12 +297,12 @@ def chat_kwargs(request: ChatRequest) -> dict[str, Any]:
     return kwargs
 
 
-def chat_budget(request: ChatRequest, served: ServedModel) -> int | None:
+def chat_budget(request: ChatRequest, served_model: ServedModel) -> int | None:
     """Return the reasoning budget from fields other than vLLM's.
 
     It has no effect if the engine does not know how reasoning ends, as in the messages API.
     """
-    if served.thinking_budget is not True or request.thinking_token_budget is not None:
+    if served_model.thinking_budget is not True or request.thinking_token_budget is not None:
         return None
     thinking, reasoning = request.thinking, request.reasoning
     if isinstance(thinking, ThinkingOptions) and thinking.type != "disabled":

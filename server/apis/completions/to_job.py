@@ -64,31 +64,33 @@ class CompletionRequest(SamplingFields):
     }
 
 
-def make_completion_job(request: CompletionRequest, served: ServedModel, caller: Caller) -> Job:
+def make_completion_job(
+    request: CompletionRequest, served_model: ServedModel, caller: Caller
+) -> Job:
     """Make the Job. Raises InvalidRequest and NotFound."""
-    model = resolve_model(request.model, served, caller)
+    model = resolve_model(request.model, served_model, caller)
     return make_job(
         request,
-        served,
+        served_model,
         caller,
         id=f"cmpl-{uuid.uuid4().hex}",
         api="completions",
         model=model,
-        question=_make_question(request, served),
+        question=_make_question(request, served_model),
         display=make_display(
-            request, served, echo=bool(request.echo), echo_only=request.max_tokens == 0
+            request, served_model, echo=bool(request.echo), echo_only=request.max_tokens == 0
         ),
         affinity=request.session_id or request.user,
     )
 
 
-def _make_question(request: CompletionRequest, served: ServedModel) -> Question:
-    prompts = _read_prompts(request, served.vocab_size)
+def _make_question(request: CompletionRequest, served_model: ServedModel) -> Question:
+    prompts = _read_prompts(request, served_model.vocab_size)
     _check_num_choices(request, len(prompts))
     echoed = request.logprobs if request.echo else None
     sampling = make_sampling(
         request,
-        served,
+        served_model,
         max_tokens=_max_tokens(request),
         logprobs=request.logprobs,
         prompt_logprobs=read_prompt_logprobs(request, echoed),

@@ -51,21 +51,21 @@ FORMAT = "output_config.format"
 FUNCTION_TYPES = (None, "custom", "function")
 
 
-def make_messages_job(request: MessagesRequest, served: ServedModel, caller: Caller) -> Job:
+def make_messages_job(request: MessagesRequest, served_model: ServedModel, caller: Caller) -> Job:
     """Make the Job. Raises InvalidRequest and NotFound."""
-    model = resolve_model(request.model, served, caller)
+    model = resolve_model(request.model, served_model, caller)
     return make_job(
         request,
-        served,
+        served_model,
         caller,
         id=f"msg_{uuid.uuid4().hex[:24]}",
         api="messages",
         model=model,
-        question=_make_question(request, served, caller.notices),
+        question=_make_question(request, served_model, caller.notices),
         display=Display(
             stream=bool(request.stream),
             wants_prompt=True,
-            spec_metrics=choose_metrics(request, served),
+            spec_metrics=choose_metrics(request, served_model),
             return_steps=bool(request.return_steps),
         ),
         affinity=_affinity(request),
@@ -73,14 +73,16 @@ def make_messages_job(request: MessagesRequest, served: ServedModel, caller: Cal
     )
 
 
-def _make_question(request: MessagesRequest, served: ServedModel, notices: Notices) -> Question:
-    conversation, policy = _make_conversation(request, served, notices)
+def _make_question(
+    request: MessagesRequest, served_model: ServedModel, notices: Notices
+) -> Question:
+    conversation, policy = _make_conversation(request, served_model, notices)
     param, constraint = _read_format(request)
     _check_container(request, notices)
     _check_edits(request, notices)
     return Question(
         prompts=(conversation,),
-        sampling=_sampling(request, served),
+        sampling=_sampling(request, served_model),
         stop=read_stops(request.stop_sequences, "stop_sequences"),
         tool_policy=policy,
         constraint=constraint,
@@ -150,21 +152,21 @@ def _affinity(request: MessagesRequest) -> str | None:
 
 
 def make_counted_conversation(
-    request: CountTokensRequest, served: ServedModel, caller: Caller
+    request: CountTokensRequest, served_model: ServedModel, caller: Caller
 ) -> Conversation:
     """Return the conversation whose tokens are counted."""
-    resolve_model(request.model, served, caller)
-    return _make_conversation(request, served, caller.notices)[0]
+    resolve_model(request.model, served_model, caller)
+    return _make_conversation(request, served_model, caller.notices)[0]
 
 
 def _make_conversation(
-    request: CountTokensRequest, served: ServedModel, notices: Notices
+    request: CountTokensRequest, served_model: ServedModel, notices: Notices
 ) -> tuple[Conversation, ToolPolicy]:
     """Make the conversation and the policy of its tools. If the last message is the assistant's,
     the answer continues it.
     """
-    policy = _make_policy(request, served, notices)
-    media = MediaPolicy.of(served, notices)
+    policy = _make_policy(request, served_model, notices)
+    media = MediaPolicy.of(served_model, notices)
     continues = request.messages[-1].role == "assistant"
     variables = request.chat_template_kwargs
     conversation = Conversation(
@@ -172,27 +174,27 @@ def _make_conversation(
         tools=policy.tools if policy.choice != "none" else (),
         add_generation_prompt=not continues,
         continue_final_message=continues,
-        template_kwargs=template_kwargs(served, variables, **_thinking(request)),
-        template=own_template(served, variables),
+        template_kwargs=template_kwargs(served_model, variables, **_thinking(request)),
+        template=own_template(served_model, variables),
         images=media.check_images(media.images),
     )
     return conversation, policy
 
 
-def _sampling(request: MessagesRequest, served: ServedModel) -> Sampling:
+def _sampling(request: MessagesRequest, served_model: ServedModel) -> Sampling:
     return replace(
-        default_sampling(request, served),
+        default_sampling(request, served_model),
         max_tokens=request.max_tokens,
-        thinking_token_budget=_budget(request, served),
+        thinking_token_budget=_budget(request, served_model),
     )
 
 
-def _budget(request: MessagesRequest, served: ServedModel) -> int | None:
+def _budget(request: MessagesRequest, served_model: ServedModel) -> int | None:
     """Return the thinking budget. It is ignored if the engine cannot enforce one, because
     Anthropic's clients always send it.
     """
     enabled = request.thinking is not None and request.thinking.type == "enabled"
-    has_budget = served.thinking_budget is True
+    has_budget = served_model.thinking_budget is True
     return request.thinking.budget_tokens if request.thinking and enabled and has_budget else None
 
 
@@ -206,11 +208,13 @@ def _thinking(request: CountTokensRequest) -> dict[str, Any]:
     return kwargs
 
 
-def _make_policy(request: CountTokensRequest, served: ServedModel, notices: Notices) -> ToolPolicy:
+def _make_policy(
+    request: CountTokensRequest, served_model: ServedModel, notices: Notices
+) -> ToolPolicy:
     requested_choice = request.tool_choice
     functions, hosted = _list_offers(request, notices)
     if requested_choice is None:
-        return tools.make_policy(functions, None, None, served)
+        return tools.make_policy(functions, None, None, served_model)
     if (requested_choice.type == "tool") != (requested_choice.name is not None):
         raise InvalidRequest(
             "'tool_choice.name' is required with type 'tool', and allowed only then.",
@@ -221,7 +225,7 @@ def _make_policy(request: CountTokensRequest, served: ServedModel, notices: Noti
         MODES[requested_choice.type], names, single=requested_choice.type == "tool"
     )
     parallel = not requested_choice.disable_parallel_tool_use
-    return tools.make_policy(functions, choice, parallel, served, hosted=hosted)
+    return tools.make_policy(functions, choice, parallel, served_model, hosted=hosted)
 
 
 def _list_offers(

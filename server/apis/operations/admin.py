@@ -269,18 +269,21 @@ def check_rules(rules: SpeculationRules, pipeline: Pipeline, prefix: str = "") -
     """Raise InvalidRequest for unknown workloads, and for depths and lookups that the engine cannot
     serve.
     """
-    workloads = pipeline.served.workloads
+    workloads = pipeline.served_model.workloads
     _check_names(f"{prefix}workload_flags", rules.workload_flags, workloads)
     _check_names(f"{prefix}workload_depths", rules.workload_depths, workloads)
     depths = {f"workload_depths.{name}": limit for name, limit in rules.workload_depths.items()}
     depths |= {f"key_depths.{name}": limit for name, limit in rules.key_depths.items()}
     for name, depth in ({"depth": rules.depth} | depths).items():
         _check_depth(prefix + name, depth, pipeline)
-        if depth not in (None, pipeline.served.depth) and not pipeline.served.depth_per_request:
+        if (
+            depth not in (None, pipeline.served_model.depth)
+            and not pipeline.served_model.depth_per_request
+        ):
             raise InvalidRequest(
-                f"'{prefix}{name}' cannot be set here: the workers draft {pipeline.served.depth} "
-                "tokens for every request. Start them with --scheduler-cls "
-                "eaglegate.engine.Scheduler.",
+                f"'{prefix}{name}' cannot be set here: the workers draft "
+                f"{pipeline.served_model.depth} tokens for every request. Start them with "
+                "--scheduler-cls eaglegate.engine.Scheduler.",
                 param=prefix + name,
             )
     _check_lookup(f"{prefix}lookup", rules.lookup, pipeline)
@@ -310,9 +313,9 @@ def _check_operation(body: SpeculationModel, pipeline: Pipeline, gateway: Gatewa
 
 
 def _check_depth(param: str, depth: int | None, pipeline: Pipeline) -> None:
-    if depth is not None and depth > pipeline.served.depth:
+    if depth is not None and depth > pipeline.served_model.depth:
         raise InvalidRequest(
-            f"'{param}' must be at most the engine's depth, {pipeline.served.depth}; "
+            f"'{param}' must be at most the engine's depth, {pipeline.served_model.depth}; "
             f"given {depth}.",
             param=param,
         )

@@ -59,9 +59,9 @@ def _add_models(routes: APIRouter, gateway: Gateway) -> None:
         details: dict[str, Any] = {}
         if (pipeline := gateway.pipeline) is not None:
             details["max_model_len"] = pipeline.info.max_model_len
-            images = [] if pipeline.served.images is None else ["image"]
+            images = [] if pipeline.served_model.images is None else ["image"]
             details["input_modalities"] = ["text", *images]
-            if name in pipeline.served.adapters:
+            if name in pipeline.served_model.adapters:
                 details["parent"] = gateway.models[0]
         return {
             "id": name,
@@ -176,7 +176,7 @@ def _add_tokens(routes: APIRouter, gateway: Gateway) -> None:
         body = await read_body(request, caller.charge, gateway.settings.max_body_bytes)
         pipeline = gateway.require()
         fields = await caller.charge.parse(lambda: parse(body, TokenizeRequest, caller.notices))
-        check_model(fields.model or gateway.models[0], pipeline.served, caller)
+        check_model(fields.model or gateway.models[0], pipeline.served_model, caller)
         api = "chat" if fields.prompt is None else "completions"
         prompt = await count_prompt_tokens(
             pipeline,
@@ -194,8 +194,8 @@ def _add_tokens(routes: APIRouter, gateway: Gateway) -> None:
         body = await read_body(request, caller.charge, gateway.settings.max_body_bytes)
         pipeline = gateway.require()
         fields = await caller.charge.parse(lambda: parse(body, DetokenizeRequest, caller.notices))
-        check_model(fields.model or gateway.models[0], pipeline.served, caller)
-        check_token_ids(fields.tokens, pipeline.served.vocab_size, "tokens")
+        check_model(fields.model or gateway.models[0], pipeline.served_model, caller)
+        check_token_ids(fields.tokens, pipeline.served_model.vocab_size, "tokens")
         async with admit(pipeline, caller, arrival):
             caller.charge.begin_tokenizing()
             text = await asyncio.to_thread(pipeline.renderer.decode, fields.tokens)
@@ -255,7 +255,7 @@ async def _make_prompt(
 
 
 def _conversation(request: TokenizeRequest, pipeline: Pipeline, caller: Caller) -> Conversation:
-    media = MediaPolicy.of(pipeline.served, caller.notices)
+    media = MediaPolicy.of(pipeline.served_model, caller.notices)
     continues = bool(request.continue_final_message)
     prompt = request.add_generation_prompt
     return Conversation(
@@ -263,7 +263,9 @@ def _conversation(request: TokenizeRequest, pipeline: Pipeline, caller: Caller) 
         tools=tuple(list_offered_tools(request.tools or (), caller.notices)[0]),
         add_generation_prompt=not continues if prompt is None else prompt,
         continue_final_message=continues,
-        template_kwargs=template_kwargs(pipeline.served, request.chat_template_kwargs),
-        template=own_template(pipeline.served, request.chat_template_kwargs, request.chat_template),
+        template_kwargs=template_kwargs(pipeline.served_model, request.chat_template_kwargs),
+        template=own_template(
+            pipeline.served_model, request.chat_template_kwargs, request.chat_template
+        ),
         images=media.check_images(media.images),
     )

@@ -75,7 +75,7 @@ class ConversationsService:
     async def _read_items(self, items: Sequence[InputItem], caller: Caller) -> ItemList:
         reader = self._gateway.cipher.reader(caller.owner)
         pipeline = self._gateway.pipeline
-        image_input = None if pipeline is None else pipeline.served.images
+        image_input = None if pipeline is None else pipeline.served_model.images
         media = MediaPolicy(True, caller.notices, image_input)
         input_items = read_items(items, "items", reader, media)
         return await resolve_references(input_items, self._gateway, caller, param="items")

@@ -178,7 +178,7 @@ class ResponsesService:
         body = await read_body(request, caller.charge, gateway.settings.max_body_bytes)
         pipeline = gateway.require()
         reader = gateway.cipher.reader(caller.owner)
-        media = MediaPolicy.of(pipeline.served, caller.notices)
+        media = MediaPolicy.of(pipeline.served_model, caller.notices)
         fields, items = await caller.charge.parse(lambda: _read_request(body, reader, media))
         check_storage(fields)
         self._should_store(fields)
@@ -190,7 +190,9 @@ class ResponsesService:
         )
         items = await resolve_references(items, gateway, caller, history)
         job = await caller.charge.parse(
-            lambda: make_responses_job(fields, [*history, *items], pipeline.served, caller, media)
+            lambda: make_responses_job(
+                fields, [*history, *items], pipeline.served_model, caller, media
+            )
         )
         return fields, items, job, pipeline
 

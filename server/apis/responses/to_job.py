@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 def make_responses_job(
     request: ResponsesRequest,
     items: Sequence[ItemDict],
-    served: ServedModel,
+    served_model: ServedModel,
     caller: Caller,
     media: MediaPolicy,
 ) -> Job:
@@ -75,14 +75,14 @@ def make_responses_job(
     ``items`` are the whole conversation, including earlier items. ``media`` has the places of the
     new ones.
     """
-    model = resolve_model(request.model, served, caller)
+    model = resolve_model(request.model, served_model, caller)
     _check_includes(request, caller.notices)
-    question = _make_question(request, items, served, media)
+    question = _make_question(request, items, served_model, media)
     options = request.stream_options
     effort = request.reasoning.effort if request.reasoning else None
     return make_job(
         request,
-        served,
+        served_model,
         caller,
         id=f"resp_{uuid.uuid4().hex}",
         api="responses",
@@ -91,7 +91,7 @@ def make_responses_job(
         display=Display(
             stream=bool(request.stream),
             include_reasoning=request.include_reasoning is not False,
-            spec_metrics=choose_metrics(request, served),
+            spec_metrics=choose_metrics(request, served_model),
             obfuscates=bool(options and options.include_obfuscation),
             return_steps=bool(request.return_steps),
             repeated=_echo_request(request, question.sampling) | {"model": model},
@@ -102,14 +102,17 @@ def make_responses_job(
 
 
 def _make_question(
-    request: ResponsesRequest, items: Sequence[ItemDict], served: ServedModel, media: MediaPolicy
+    request: ResponsesRequest,
+    items: Sequence[ItemDict],
+    served_model: ServedModel,
+    media: MediaPolicy,
 ) -> Question:
-    policy = make_response_policy(request, served, media.notices)
-    conversation = _conversation(request, items, policy, served, media)
+    policy = make_response_policy(request, served_model, media.notices)
+    conversation = _conversation(request, items, policy, served_model, media)
     param, constraint = require_single([*_text_format(request), *read_structured_outputs(request)])
     return Question(
         prompts=(conversation,),
-        sampling=_sampling(request, served),
+        sampling=_sampling(request, served_model),
         stop=read_stops(request.stop),
         include_stop=bool(request.include_stop_str_in_output),
         skip_special_tokens=request.skip_special_tokens is not False,
@@ -145,7 +148,7 @@ def _conversation(
     request: ResponsesRequest,
     items: Sequence[ItemDict],
     policy: ToolPolicy,
-    served: ServedModel,
+    served_model: ServedModel,
     media: MediaPolicy,
 ) -> Conversation:
     instructions = strip_billing(request.instructions or "")
@@ -160,8 +163,8 @@ def _conversation(
     conversation = Conversation(
         messages=(*system, *template_messages),
         tools=policy.tools if policy.choice != "none" else (),
-        template_kwargs=template_kwargs(served, variables, **effort, **options),
-        template=own_template(served, variables),
+        template_kwargs=template_kwargs(served_model, variables, **effort, **options),
+        template=own_template(served_model, variables),
         images=tuple(media.images),
     )
     if request.truncation == "auto" and media.image_input is not None:
@@ -170,11 +173,11 @@ def _conversation(
     return conversation
 
 
-def _sampling(request: ResponsesRequest, served: ServedModel) -> Sampling:
+def _sampling(request: ResponsesRequest, served_model: ServedModel) -> Sampling:
     wants_logprobs = LOGPROBS in (request.include or ())
     return make_sampling(
         request,
-        served,
+        served_model,
         max_tokens=request.max_output_tokens,
         logprobs=(request.top_logprobs or 0) if wants_logprobs else None,
     )
@@ -263,7 +266,7 @@ class ToolOffer:
 
 
 def make_response_policy(
-    request: ResponsesRequest, served: ServedModel, notices: Notices
+    request: ResponsesRequest, served_model: ServedModel, notices: Notices
 ) -> ToolPolicy:
     """Make the tool policy. Raises InvalidRequest."""
     offers = list(_list_offers(request.tools or (), "tools", notices))
@@ -278,7 +281,7 @@ def make_response_policy(
         [tool.function for tool in offers],
         _read_choice(request, offers, namespaces, notices),
         request.parallel_tool_calls,
-        served,
+        served_model,
         custom={tool.name: tool.grammar for tool in offers if tool.custom},
         namespaces=namespaces,
         hosted={tool.type: tool.type for tool in request.tools or () if _is_hosted(tool)},

@@ -68,7 +68,7 @@ async def respond(
         data = read_json(body)
         api = select(data)
         fields = validate(data, api.model, caller.notices)
-        return api, api.make_job(fields, pipeline.served, caller)
+        return api, api.make_job(fields, pipeline.served_model, caller)
 
     api, job = await caller.charge.parse(read)
     return answer(job, pipeline, gateway, api, arrival)
@@ -76,7 +76,9 @@ async def respond(
 
 def make_encoding_context(pipeline: Pipeline, token_names: str = "text") -> EncodingContext:
     pieces, depth = pipeline.parsers.pieces, pipeline.info.speculation.depth
-    return EncodingContext(pieces, depth, pipeline.served.reasoning_fields, token_names=token_names)
+    return EncodingContext(
+        pieces, depth, pipeline.served_model.reasoning_fields, token_names=token_names
+    )
 
 
 def answer(

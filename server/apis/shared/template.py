@@ -60,8 +60,8 @@ class MediaPolicy:
     """Places of items in the request, by item id."""
 
     @classmethod
-    def of(cls, served: ServedModel, notices: Notices) -> MediaPolicy:
-        return cls(served.replaces_media, notices, served.images)
+    def of(cls, served_model: ServedModel, notices: Notices) -> MediaPolicy:
+        return cls(served_model.replaces_media, notices, served_model.images)
 
     def in_message(self, is_newest: bool) -> MediaPolicy:
         """Return the policy for one message: those of the current turn refuse other parts."""
@@ -171,7 +171,7 @@ MAX_TEMPLATE_CHARS = 256 << 10
 
 
 def template_kwargs(
-    served: ServedModel, requested: Mapping[str, Any] | None, **derived: Any
+    served_model: ServedModel, requested: Mapping[str, Any] | None, **derived: Any
 ) -> dict[str, Any]:
     """Merge the operator's variables, variables derived from other fields (``derived``) and the
     request's own.
@@ -180,7 +180,7 @@ def template_kwargs(
     InvalidRequest.
     """
     if not requested:
-        return {**served.template_kwargs, **derived}
+        return {**served_model.template_kwargs, **derived}
     variables = {name: value for name, value in requested.items() if name != "chat_template"}
     for name in variables:
         if name in RESERVED or name in GLOBALS:
@@ -189,11 +189,11 @@ def template_kwargs(
                 "gateway or the tokenizer. Leave it out.",
                 param=f"{PARAM}.{name}",
             )
-    return {**served.template_kwargs, **derived, **variables}
+    return {**served_model.template_kwargs, **derived, **variables}
 
 
 def own_template(
-    served: ServedModel, variables: Mapping[str, Any] | None, field: str | None = None
+    served_model: ServedModel, variables: Mapping[str, Any] | None, field: str | None = None
 ) -> str | None:
     """Return the request's own template, if the operator allows one. Raises InvalidRequest.
 
@@ -203,7 +203,7 @@ def own_template(
     template = (variables or {}).get("chat_template") if field is None else field
     if template is None:
         return None
-    if not served.trusts_templates:
+    if not served_model.trusts_templates:
         raise InvalidRequest(
             f"'{param}' is not allowed: the operator sets the chat template (--chat-template). "
             "Start the gateway with --trust-request-chat-template to allow it.",

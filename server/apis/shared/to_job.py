@@ -57,7 +57,7 @@ class JobFields(Protocol):
 
 def make_job(
     request: JobFields,
-    served: ServedModel,
+    served_model: ServedModel,
     caller: Caller,
     *,
     id: str,
@@ -81,10 +81,10 @@ def make_job(
         question=question,
         display=display,
         caller=caller,
-        placement=_make_placement(request, served, caller, affinity),
+        placement=_make_placement(request, served_model, caller, affinity),
         workload=classify_workload(
             caller.workload,
-            served.workloads,
+            served_model.workloads,
             tools=question.tool_policy.choice != "none",
             structured=question.constraint is not None,
             reasoning=reasons,
@@ -94,12 +94,12 @@ def make_job(
 
 
 def _make_placement(
-    request: JobFields, served: ServedModel, caller: Caller, affinity: str | None
+    request: JobFields, served_model: ServedModel, caller: Caller, affinity: str | None
 ) -> Placement:
     fields = request if isinstance(request, EngineFields) else NO_FIELDS
     return Placement(
         depth=requested_depth(
-            request.num_speculative_tokens, fields.vllm_xargs, served, caller.notices
+            request.num_speculative_tokens, fields.vllm_xargs, served_model, caller.notices
         ),
         priority=fields.priority or 0,
         cache_salt=request.cache_salt,
@@ -107,14 +107,14 @@ def _make_placement(
     )
 
 
-def choose_metrics(request: JobFields, served: ServedModel) -> str:
+def choose_metrics(request: JobFields, served_model: ServedModel) -> str:
     """Return the speculation metrics that the answer includes."""
-    return request.per_request_spec_decode_metrics or served.spec_metrics
+    return request.per_request_spec_decode_metrics or served_model.spec_metrics
 
 
 def make_display(
     request: SamplingFields,
-    served: ServedModel,
+    served_model: ServedModel,
     *,
     include_reasoning: bool = True,
     prompt_text: bool = False,
@@ -136,7 +136,7 @@ def make_display(
         wants_prompt_logprobs=prompt_logprobs,
         echo=echo,
         echo_only=echo_only,
-        spec_metrics=choose_metrics(request, served),
+        spec_metrics=choose_metrics(request, served_model),
         obfuscates=bool(options.include_obfuscation),
         return_token_ids=token_ids,
         return_steps=bool(request.return_steps),
@@ -154,7 +154,7 @@ def _fingerprint_prompt(prompt: PromptSource) -> str:
     return fingerprint(system, list(prompt.tools) or None)
 
 
-def default_sampling(request: object, served: ServedModel) -> Sampling:
+def default_sampling(request: object, served_model: ServedModel) -> Sampling:
     """Return each field from the request, else from the model's generation config, else neutral.
 
     ``max_tokens`` is the config's, since the request's limit has other names.
@@ -162,10 +162,10 @@ def default_sampling(request: object, served: ServedModel) -> Sampling:
 
     def choose(name: str, neutral: float) -> float:
         value: float | None = getattr(request, name, None)
-        return served.sampling.get(name, neutral) if value is None else value
+        return served_model.sampling.get(name, neutral) if value is None else value
 
     return Sampling(
-        max_tokens=int(served.sampling.get("max_tokens", 0)),
+        max_tokens=int(served_model.sampling.get("max_tokens", 0)),
         temperature=choose("temperature", 1.0),
         top_p=choose("top_p", 1.0),
         top_k=max(0, int(choose("top_k", 0))),
@@ -176,13 +176,13 @@ def default_sampling(request: object, served: ServedModel) -> Sampling:
 
 def make_sampling(
     request: EngineFields,
-    served: ServedModel,
+    served_model: ServedModel,
     *,
     max_tokens: int | None = None,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
 ) -> Sampling:
-    default = default_sampling(request, served)
+    default = default_sampling(request, served_model)
     limit = max_tokens or default.max_tokens
     if limit and (request.min_tokens or 0) > limit:
         raise InvalidRequest(
@@ -203,10 +203,12 @@ def make_sampling(
         seed=request.seed,
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
-        logit_bias=_read_logit_bias(bias, served.vocab_size) if bias else {},
-        allowed_token_ids=_read_token_ids(allowed_ids, served.vocab_size) if allowed_ids else (),
+        logit_bias=_read_logit_bias(bias, served_model.vocab_size) if bias else {},
+        allowed_token_ids=_read_token_ids(allowed_ids, served_model.vocab_size)
+        if allowed_ids
+        else (),
         bad_words=_read_bad_words(banned) if banned else (),
-        thinking_token_budget=thinking_budget(request.thinking_token_budget, served),
+        thinking_token_budget=thinking_budget(request.thinking_token_budget, served_model),
         repetition=None if repetition is None else _read_repetition(repetition),
         stop_token_ids=tuple(request.stop_token_ids or ()),
         ignore_eos=bool(request.ignore_eos),
@@ -227,11 +229,11 @@ def _read_repetition(detection: RepetitionDetection) -> RepetitionStop:
     )
 
 
-def thinking_budget(budget: int | None, served: ServedModel) -> int | None:
+def thinking_budget(budget: int | None, served_model: ServedModel) -> int | None:
     """Check a thinking budget; -1 means no limit, as in vLLM. Raises InvalidRequest."""
     if budget is None or budget == -1:
         return None
-    if served.thinking_budget is False:
+    if served_model.thinking_budget is False:
         raise InvalidRequest(
             f"'thinking_token_budget' of {budget} cannot be enforced: the engine does not know how "
             "this model's reasoning ends, or runs a --worker-extension-cls of its own. Leave it "
@@ -320,22 +322,22 @@ def _read_logit_bias(bias: Mapping[str, float], vocab_size: int | None) -> dict[
     return {int(key): value for key, value in bias.items()}
 
 
-def resolve_model(requested_name: str | None, served: ServedModel, caller: Caller) -> str:
+def resolve_model(requested_name: str | None, served_model: ServedModel, caller: Caller) -> str:
     """Return the requested model name, or the first served one. Raises NotFound and Forbidden."""
-    name = requested_name or served.models[0]
-    check_model(name, served, caller)
+    name = requested_name or served_model.models[0]
+    check_model(name, served_model, caller)
     return name
 
 
-def check_model(model: str, served: ServedModel, caller: Caller) -> None:
+def check_model(model: str, served_model: ServedModel, caller: Caller) -> None:
     """Raise NotFound, or Forbidden if the caller's key may not use the model.
 
     Every endpoint that accepts a model name calls this function.
     """
-    if model not in served.models:
+    if model not in served_model.models:
         raise NotFound(
             f"The model '{model}' does not exist here. This gateway serves: "
-            f"{', '.join(served.models)}.",
+            f"{', '.join(served_model.models)}.",
             param="model",
             code="model_not_found",
         )
@@ -348,7 +350,7 @@ def check_model(model: str, served: ServedModel, caller: Caller) -> None:
 
 
 def requested_depth(
-    depth: int | None, xargs: Mapping[str, Any] | None, served: ServedModel, notices: Notices
+    depth: int | None, xargs: Mapping[str, Any] | None, served_model: ServedModel, notices: Notices
 ) -> int | None:
     """Return the requested draft tokens per step, 0 to K, or None. Raises InvalidRequest."""
     for name in xargs or ():
@@ -357,15 +359,15 @@ def requested_depth(
     value = depth if depth is not None else (xargs or {}).get(MAX_DEPTH_PARAM)
     if value is None:
         return None
-    if not isinstance(value, int) or not 0 <= value <= served.depth:
+    if not isinstance(value, int) or not 0 <= value <= served_model.depth:
         raise InvalidRequest(
-            f"'{MAX_DEPTH_PARAM}' must be a whole number from 0 to {served.depth}, the engine's "
-            f"depth; given {value!r}.",
+            f"'{MAX_DEPTH_PARAM}' must be a whole number from 0 to {served_model.depth}, the "
+            f"engine's depth; given {value!r}.",
             param=MAX_DEPTH_PARAM,
         )
-    if value != served.depth and not served.depth_per_request:
+    if value != served_model.depth and not served_model.depth_per_request:
         raise InvalidRequest(
-            f"'{MAX_DEPTH_PARAM}' cannot be set here: {served.depth} tokens are drafted "
+            f"'{MAX_DEPTH_PARAM}' cannot be set here: {served_model.depth} tokens are drafted "
             f"for every request; given {value}. Leave it out.",
             param=MAX_DEPTH_PARAM,
         )

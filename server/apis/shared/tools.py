@@ -54,7 +54,7 @@ def make_policy(
     tools: Sequence[OfferedTool],
     choice: ToolSelection | None,
     parallel: bool | None,
-    served: ServedModel,
+    served_model: ServedModel,
     *,
     custom: Mapping[str, TextGrammar | None] | None = None,
     namespaces: Mapping[str, Namespaced] | None = None,
@@ -71,7 +71,7 @@ def make_policy(
     functions = tuple(tools)
     if choice.mode != "none":
         _check_hosted(functions, choice, hosted or {})
-        _check_offered(functions, choice, served)
+        _check_offered(functions, choice, served_model)
     allows_several = parallel is not False and not choice.single
     return ToolPolicy(
         functions,
@@ -105,11 +105,11 @@ def _check_hosted(
 
 
 def _check_offered(
-    tools: Sequence[OfferedTool], choice: ToolSelection, served: ServedModel
+    tools: Sequence[OfferedTool], choice: ToolSelection, served_model: ServedModel
 ) -> None:
     if not tools:
         raise InvalidRequest("'tool_choice' needs 'tools'.", param="tool_choice")
-    if not served.tools:
+    if not served_model.tools:
         raise InvalidRequest(
             "This gateway runs without a tool-call parser, so it cannot take 'tools'; "
             "start it with --tool-call-parser.",

@@ -52,7 +52,9 @@ def test_with_workers_adapters_are_theirs() -> None:
 
 async def test_a_request_names_its_adapter_as_model(lab: Any) -> None:
     path = lab.path()
-    lab.gateway.open(replace(path, served=replace(path.served, adapters=frozenset({"alias"}))))
+    lab.gateway.open(
+        replace(path, served_model=replace(path.served_model, adapters=frozenset({"alias"})))
+    )
     for name, adapter in (("demo", None), ("alias", "alias")):
         lab.says("three")
         assert (await lab.chat(model=name)).json["model"] == name

@@ -72,8 +72,8 @@ async def test_depths_that_the_workers_do_not_honour_are_named(gateway, caplog):
     await gateway.reload()
     assert "without effect" not in caplog.text
     pipeline = gateway.lab.gateway.pipeline
-    served = replace(pipeline.served, depth_per_request=False)
-    gateway.lab.gateway.pipeline = replace(pipeline, served=served)
+    served = replace(pipeline.served_model, depth_per_request=False)
+    gateway.lab.gateway.pipeline = replace(pipeline, served_model=served)
     await gateway.reload()
     assert "without effect: the depth of the API key boss" in caplog.text
     assert "--scheduler-cls eaglegate.engine.Scheduler" in caplog.text

@@ -116,8 +116,8 @@ async def test_each_of_several_choices_has_its_own_speculation(lab):
 
 @pytest.mark.parametrize("fields", [("reasoning",), ("reasoning_content",)])
 async def test_the_name_of_the_reasoning_is_a_setting(lab, fields):
-    served = dataclasses.replace(lab.gateway.pipeline.served, reasoning_fields=fields)
-    lab.gateway.pipeline = dataclasses.replace(lab.gateway.pipeline, served=served)
+    served = dataclasses.replace(lab.gateway.pipeline.served_model, reasoning_fields=fields)
+    lab.gateway.pipeline = dataclasses.replace(lab.gateway.pipeline, served_model=served)
     lab.says("<think>\nhm\n</think>\n\nyes", [1, 2, 2])
     message = (await lab.chat()).json["choices"][0]["message"]
     assert {name for name in message if name.startswith("reasoning")} == set(fields)

@@ -186,7 +186,7 @@ def _folding_s(job, rendering, num_steps: int) -> float:
 def test_a_whole_answer_is_folded_in_linear_time(lab):
     pipeline = lab.gateway.require()
     request = CompletionRequest(model="demo", prompt="x", logprobs=1, return_token_ids=True)
-    job = make_completion_job(request, pipeline.served, Caller())
+    job = make_completion_job(request, pipeline.served_model, Caller())
     rendering = make_encoding_context(pipeline)
     few, many = 1_000, 16_000
     ratio = min(

@@ -120,7 +120,7 @@ def test_choices_are_encoded_as_they_are_made(lab):
     """Folding 64 choices takes little more memory than their JSON."""
     pipeline = lab.gateway.require()
     request = CompletionRequest(model="demo", prompt=["x"] * 64, echo=True, logprobs=20)
-    job = make_completion_job(request, pipeline.served, Caller())
+    job = make_completion_job(request, pipeline.served_model, Caller())
     fold = CompletionFold(job, make_encoding_context(pipeline))
     position = PositionLogprobs(
         TokenLogprob(5, -0.5, 1),

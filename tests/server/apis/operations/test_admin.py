@@ -170,8 +170,8 @@ async def test_a_change_that_is_refused_changes_nothing(controlled):
 @pytest.mark.parametrize("rules", [{"depth": 1}, {"workload_depths": {"tools": 0}}])
 async def test_depths_that_the_workers_do_not_honour_are_refused(controlled, rules):
     pipeline = controlled.gateway.pipeline
-    served = replace(pipeline.served, depth_per_request=False)
-    controlled.gateway.pipeline = replace(pipeline, served=served)
+    served = replace(pipeline.served_model, depth_per_request=False)
+    controlled.gateway.pipeline = replace(pipeline, served_model=served)
     answer = await put(controlled, **rules)
     assert answer.status == 400
     assert "--scheduler-cls eaglegate.engine.Scheduler" in answer.json["error"]["message"]

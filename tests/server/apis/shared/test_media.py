@@ -19,8 +19,8 @@ def speaks(lab) -> None:
 
 
 def refuse(lab) -> None:
-    served = dataclasses.replace(lab.gateway.pipeline.served, replaces_media=False)
-    lab.gateway.pipeline = dataclasses.replace(lab.gateway.pipeline, served=served)
+    served = dataclasses.replace(lab.gateway.pipeline.served_model, replaces_media=False)
+    lab.gateway.pipeline = dataclasses.replace(lab.gateway.pipeline, served_model=served)
 
 
 def seen(lab) -> list[str]:

@@ -21,7 +21,7 @@ async def ask(lab: Any, api: str, **fields: Any) -> Any:
 
 def keep_budgets(lab: Any, keeps: bool | None) -> None:
     path = lab.path()
-    lab.gateway.open(replace(path, served=replace(path.served, thinking_budget=keeps)))
+    lab.gateway.open(replace(path, served_model=replace(path.served_model, thinking_budget=keeps)))
 
 
 @pytest.mark.parametrize("api", ["chat", "completions"])

@@ -36,7 +36,9 @@ def templated() -> Lab:
 
 def trusting(lab: Lab) -> Lab:
     pipeline = lab.gateway.pipeline
-    lab.gateway.open(replace(pipeline, served=replace(pipeline.served, trusts_templates=True)))
+    lab.gateway.open(
+        replace(pipeline, served_model=replace(pipeline.served_model, trusts_templates=True))
+    )
     return lab
 
 
