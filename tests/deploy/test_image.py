@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -105,4 +106,15 @@ def test_only_the_package_goes_into_the_build():
     assert "*" in rules
     assert allowed == packages | {
         "LICENSE", "README.md", "pyproject.toml", "requirements/*.lock",
+        "requirements/torchvision_operators.py",
     }  # fmt: skip
+
+
+def test_every_file_that_is_copied_goes_into_the_build():
+    rules = (ROOT / ".dockerignore").read_text().split("\n")
+    allowed = [rule[1:] for rule in rules if rule.startswith("!")]
+    text = DOCKERFILE.replace("\\\n", " ")
+    copies = [line.split()[1:-1] for line in re.findall(r"^COPY (?!--from).*", text, re.M)]
+    files = {file for sources in copies for file in sources if file != "."}
+    assert "requirements/cpu.lock" in files
+    assert [file for file in files if not any(fnmatch(file, rule) for rule in allowed)] == []
