@@ -179,9 +179,9 @@ def _with_settings(command: str, argv: list[str]) -> int:
             progress.close()
             return _check(line)
         gc.disable()  # imported objects stay alive; ServeCommand freezes them
-        first = read_first(command, argv)
-        listeners = [] if first is None else open_ports(first)
-        inspection = None if first is None else start_inspection(argv)
+        first_read = read_first(command, argv)
+        listeners = [] if first_read is None else open_ports(first_read)
+        inspection = None if first_read is None else start_inspection(argv)
         line = read_command_line(command, argv, progress)
         progress.use(line.settings.log_format)
         from eaglegate.server.cli.serve import ServeCommand
@@ -231,8 +231,8 @@ def _plan_adapters(line: CommandLine) -> dict[str, str]:
     from eaglegate.server.backends.adapters import read_adapters
 
     names = getattr(line.namespace, "served_model_name", None) or ()
-    enabled = bool(getattr(line.namespace, "enable_lora", False))
-    return read_adapters(modules, enabled, (names,) if isinstance(names, str) else names)
+    is_enabled = bool(getattr(line.namespace, "enable_lora", False))
+    return read_adapters(modules, is_enabled, (names,) if isinstance(names, str) else names)
 
 
 die_with_parent()  # engine processes import this module, too

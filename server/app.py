@@ -257,9 +257,9 @@ def _from_validation(error: RequestValidationError) -> GatewayError:
 
     Bodies are validated in server/apis/shared/request.py.
     """
-    first = error.errors()[0]
-    name = str(first["loc"][-1])
-    value = str(first.get("input"))[:100]
+    first_error = error.errors()[0]
+    name = str(first_error["loc"][-1])
+    value = str(first_error.get("input"))[:100]
     return InvalidRequest(
-        f"Invalid value for '{name}': {first['msg']}; given '{value}'.", param=name
+        f"Invalid value for '{name}': {first_error['msg']}; given '{value}'.", param=name
     )

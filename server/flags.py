@@ -164,8 +164,8 @@ UNITS = {"s": "SECONDS", "ms": "MS"}
 
 def name_value(name: str) -> str:
     """Return the last word of a flag's name as its value in help: ``--api-key-file FILE``."""
-    last = re.split("[-_]", name)[-1]
-    return UNITS.get(last, last.upper())
+    last_word = re.split("[-_]", name)[-1]
+    return UNITS.get(last_word, last_word.upper())
 
 
 def _strip_optional(hint: Any) -> Any:
@@ -339,7 +339,7 @@ FLAGS = (
 )  # fmt: skip
 
 
-def add_front_end_flags(parser: argparse.ArgumentParser, shown: bool = True) -> None:
+def add_front_end_flags(parser: argparse.ArgumentParser, is_shown: bool = True) -> None:
     """Add every flag of the table that the parser does not have yet, hidden in help unless
     ``shown``.
     """
@@ -349,7 +349,7 @@ def add_front_end_flags(parser: argparse.ArgumentParser, shown: bool = True) -> 
         if flag(item.name) in parser_options:
             continue
         options: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS}
-        options["help"] = f"{item.kind}: {item.why}" if shown else argparse.SUPPRESS
+        options["help"] = f"{item.kind}: {item.why}" if is_shown else argparse.SUPPRESS
         if item.takes == SWITCH:
             options["action"] = argparse.BooleanOptionalAction
         elif item.takes == MANY:

@@ -31,8 +31,8 @@ def parse_upstream(address: str) -> Upstream:
             f"that speaks text only; given {_without_userinfo(address)!r}"
         )
     userinfo = urlsplit(url).netloc.rpartition("@")[0]
-    clean = url.replace(f"//{userinfo}@", "//", 1).removesuffix("/v1")
-    return Upstream(clean, prefix, _encode_basic_auth(userinfo) if userinfo else None)
+    bare_url = url.replace(f"//{userinfo}@", "//", 1).removesuffix("/v1")
+    return Upstream(bare_url, prefix, _encode_basic_auth(userinfo) if userinfo else None)
 
 
 def _is_address(url: str) -> bool:

@@ -171,9 +171,9 @@ def encode_text(text: str, codec: Codec) -> tuple[int, ...]:
     token_ids = codec.encode(text, False)
     if codec.decode(token_ids) == text:
         return tuple(token_ids)
-    anchor, anchored = codec.encode(ANCHOR, False), codec.encode(ANCHOR + text, False)
-    is_separable = anchored[: len(anchor)] == anchor  # sentencepiece prepends a space to a text
-    return tuple(anchored[len(anchor) :] if is_separable else token_ids)
+    anchor, anchored_ids = codec.encode(ANCHOR, False), codec.encode(ANCHOR + text, False)
+    is_separable = anchored_ids[: len(anchor)] == anchor  # sentencepiece prepends a space to a text
+    return tuple(anchored_ids[len(anchor) :] if is_separable else token_ids)
 
 
 def read_choices(payload: Any) -> list[Mapping[str, Any]]:

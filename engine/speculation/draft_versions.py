@@ -41,7 +41,7 @@ DraftListener = Callable[[DraftVersion, DraftSwap], None]
 class SwapsDrafts(Protocol):
     """An engine whose draft can be exchanged while it runs."""
 
-    async def swap_draft(self, path: str, running: str) -> float:
+    async def swap_draft(self, path: str, running_draft: str) -> float:
         """Load the draft in ``path`` in place of ``running``, and return the seconds of the pause.
 
         Raises EngineError; then ``running`` still serves, or the engine is lost.

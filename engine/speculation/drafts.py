@@ -92,12 +92,12 @@ class DraftPlan:
         report = self.inspect(draft)
         return make_version(draft, report.method, report.summary)
 
-    def check(self, draft: str, running: str) -> SpeculationReport:
+    def check(self, draft: str, running_draft: str) -> SpeculationReport:
         """Inspect ``draft``. Raises DraftRefused unless it may replace ``running_draft``."""
-        report, running_report = self.inspect(draft), self.inspect(running)
+        report, running_report = self.inspect(draft), self.inspect(running_draft)
         problems = [str(finding) for finding in report.errors]
         # An unread draft has the method of the flags, so folders come before methods.
-        folders = [] if problems else [find_folder(draft), find_folder(running)]
+        folders = [] if problems else [find_folder(draft), find_folder(running_draft)]
         if not problems and report.method != running_report.method:
             problems = [
                 f"it is {report.method}, the running draft is {running_report.method}; restart the "

@@ -230,11 +230,11 @@ class StepCostModel:
         log_factor = self._speed
         if not prompt:
             log_factor += self._sizes[size] + self._cells[size][cell]
-        expected = self._unit * linear * math.exp(log_factor)
+        expected_s = self._unit * linear * math.exp(log_factor)
         # Innovation: observed minus expected, as logarithms, because the noise of step times is
         # relative. Clipping is Huber's M-estimate (Ann. Math. Stat. 35, 1964): a step that took
         # 100 times as long (a page fault, a compilation) moves the state like one of 1.2 times.
-        innovations = [math.log(seconds / expected) for seconds in times]
+        innovations = [math.log(seconds / expected_s) for seconds in times]
         innovation = sum(_clip(value, HUBER) for value in innovations) / count
         # A single step is usually one of the first of its kind, and its cell may really differ by
         # more than HUBER. So its residual is clipped only after the filter has taken its part.
@@ -248,7 +248,7 @@ class StepCostModel:
             is_shared = depth > 0 or not verifies
             self._correct(size, cell, _clip(residual, HUBER), count, is_shared)
         self.steps += count
-        return expected * count, sum(times)
+        return expected_s * count, sum(times)
 
     def seconds(self, batch: int, widths: Floats) -> Floats:
         """Return the expected seconds at every depth 0 .. K, with ``widths`` draft tokens at each
@@ -260,9 +260,9 @@ class StepCostModel:
         if self.graphs is None:
             return np.asarray(base + per_token * widths)
         modes = [self.graphs.find_mode([depth] * batch) for depth in range(self.depth + 1)]
-        padded = [self.graphs.pad(batch + tokens) - batch for tokens in widths.tolist()]
+        padded_widths = [self.graphs.pad(batch + tokens) - batch for tokens in widths.tolist()]
         extra = [self.get_extra_s(batch, mode) for mode in modes]
-        return np.asarray(base + per_token * padded + extra)
+        return np.asarray(base + per_token * padded_widths + extra)
 
     def get_extra_s(self, batch: int, mode: GraphMode) -> float:
         """Return the expected seconds that a step takes longer than with a FULL graph."""
@@ -423,9 +423,9 @@ class StepCostModel:
         FULL graph."""
         if self.graphs is None:
             return [*_find_features(batch, num_verified, depth, prompt)[:-NUM_GRAPH_TERMS]]
-        padded = num_verified if prompt else self.graphs.pad(batch + num_verified) - batch
+        padded_width = num_verified if prompt else self.graphs.pad(batch + num_verified) - batch
         graph_mode = GraphMode.FULL if prompt else mode
-        return [*_find_features(batch, padded, depth, prompt, graph_mode)]
+        return [*_find_features(batch, padded_width, depth, prompt, graph_mode)]
 
     def _factor(self, size: int) -> float:
         """Return the seconds of the model's unit with about this many requests, at the machine's

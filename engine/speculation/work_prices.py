@@ -75,12 +75,12 @@ class WorkPrices:
         work = [float(step.rows), float(step.drafts), float(step.prompt > 0), float(step.prompt)]
         for i, guess in enumerate(GUESS):
             self._covariance[i][i] += (DRIFT * max(self.prices[i], guess)) ** 2
-        expected = sum(price * amount for price, amount in zip(self.prices, work, strict=True))
-        error = min(max(added_s - expected, -WIDEST - expected), WIDEST + expected)
+        expected_s = sum(price * amount for price, amount in zip(self.prices, work, strict=True))
+        error = min(max(added_s - expected_s, -WIDEST - expected_s), WIDEST + expected_s)
         cross_covariance = [
             sum(c * a for c, a in zip(row, work, strict=True)) for row in self._covariance
         ]
-        noise = (NOISE * (1 + expected)) ** 2
+        noise = (NOISE * (1 + expected_s)) ** 2
         variance = noise + sum(a * c for a, c in zip(work, cross_covariance, strict=True))
         gains = [covariance / variance for covariance in cross_covariance]
         for i, gain in enumerate(gains):

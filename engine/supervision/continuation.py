@@ -84,11 +84,11 @@ class Continuation:
 
     def _build_resume(self) -> EngineRequest:
         sampling, num_delivered = self._request.sampling, len(self._delivered)
-        expanded = self._request.expanded_length
+        expanded_length = self._request.expanded_length
         return replace(
             self._request,
             prompt=(*self._request.prompt, *self._delivered),
-            expanded_length=expanded + num_delivered if expanded else 0,
+            expanded_length=expanded_length + num_delivered if expanded_length else 0,
             sampling=replace(
                 sampling,
                 max_tokens=sampling.max_tokens - num_delivered,

@@ -76,11 +76,11 @@ class RestartPolicy:
         """Starts since an engine was last useful."""
         self.failures = 0
 
-    def record_end(self, lived_s: float, *, useful: bool, killed: bool) -> None:
+    def record_end(self, lived_s: float, *, useful: bool, was_killed: bool) -> None:
         if useful or lived_s >= self._timeouts.stable_s:
             self.failures = self._starts = 0
         self._starts += 1
-        self.failures += not killed
+        self.failures += not was_killed
 
     def record_start_failure(self) -> None:
         self._starts += 1

@@ -87,12 +87,12 @@ class LocalTurn:
 
     def __init__(
         self,
-        pending: PendingStart,
+        pending_start: PendingStart,
         wait_session: Callable[[], Awaitable[EngineSession]],
         inflight: InFlightRequest,
         report: Callable[[EngineSession, str], None],
     ) -> None:
-        self._pending, self._wait_session = pending, wait_session
+        self._pending, self._wait_session = pending_start, wait_session
         self._inflight, self._report = inflight, report
 
     async def __aenter__(self) -> LocalSubmission:
@@ -200,7 +200,7 @@ class SupervisedEngine(
         except (ValueError, EngineError) as error:
             log.error("the depth was not bounded: %s", error)
 
-    async def swap_draft(self, path: str, running: str) -> float:
+    async def swap_draft(self, path: str, running_draft: str) -> float:
         """See ``engine.speculation.draft_versions.SwapsDrafts``. A restarted engine starts with its
         own draft."""
         session = self._live_session
@@ -208,7 +208,7 @@ class SupervisedEngine(
             raise EngineDead(self._reason)
         if (engine := session.engine.capability(SwapsDrafts)) is None:
             raise EngineFailed("This engine cannot exchange its draft.")
-        return await engine.swap_draft(path, running)
+        return await engine.swap_draft(path, running_draft)
 
     async def describe_planning(self, recent: int = 0) -> Mapping[str, Any]:
         """See ``engine.base.SupportsPlanning``. While the engine cannot answer, return its last
@@ -326,8 +326,8 @@ class SupervisedEngine(
 
     async def health(self) -> Health:
         """Answer at once from known state, whatever the engine does."""
-        live = self._live_session is not None
-        return Health(live=live, reason="" if live else self._reason)
+        is_live = self._live_session is not None
+        return Health(live=is_live, reason="" if is_live else self._reason)
 
     async def wait_failed(self) -> str:
         """Wait until the supervisor has given up, and return the reason."""
@@ -357,8 +357,10 @@ class SupervisedEngine(
         self._restarts.reset_failures()
 
     def submit(self, inflight: InFlightRequest) -> LocalTurn:
-        pending = self._isolation.admit(strikes=inflight.strikes, submissions=inflight.submissions)
-        return LocalTurn(pending, self._wait_session, inflight, self._handle_death)
+        pending_start = self._isolation.admit(
+            strikes=inflight.strikes, submissions=inflight.submissions
+        )
+        return LocalTurn(pending_start, self._wait_session, inflight, self._handle_death)
 
     def _sessions(self) -> Iterable[EngineSession]:
         return () if self._live_session is None else (self._live_session,)
@@ -396,9 +398,9 @@ class SupervisedEngine(
         self._reason = f"The engine is being restarted ({cause}: {reason})"
         log.error("engine lost (%s): %s", cause, reason)
         self.observer.record_loss(cause)
-        killed = session.failure is FailureKind.KILLED
+        was_killed = session.failure is FailureKind.KILLED
         lived_s = now() - session.started_at
-        self._restarts.record_end(lived_s, useful=session.useful, killed=killed)
+        self._restarts.record_end(lived_s, useful=session.useful, was_killed=was_killed)
         self._replacing = asyncio.create_task(self._replace(session, cause, reason))
 
     async def _replace(self, session: EngineSession, cause: LossCause, reason: str) -> None:
@@ -528,11 +530,11 @@ async def _examine(engine: Engine) -> PostMortem | None:
     """Describe how a closed engine ended. A failure here must not keep the next one from
     starting.
     """
-    if (examined := engine.capability(SupportsPostMortem)) is None:
+    if (post_mortem := engine.capability(SupportsPostMortem)) is None:
         return None
     try:
         async with asyncio.timeout(EXAMINE_S):
-            return await examined.post_mortem()
+            return await post_mortem.post_mortem()
     except Exception:
         log.exception("cause of the engine's exit could not be determined")
         return None
@@ -543,5 +545,5 @@ def _classify_loss(session: EngineSession, cause: LossCause) -> FailureKind:
     process = session.engine.capability(SupportsKilled)
     if process is not None and process.killed:
         return FailureKind.KILLED
-    shared = cause is LossCause.HUNG and session.is_shared
-    return FailureKind.HUNG if shared else FailureKind.DIED
+    is_shared = cause is LossCause.HUNG and session.is_shared
+    return FailureKind.HUNG if is_shared else FailureKind.DIED

@@ -291,15 +291,15 @@ class VllmEngine(
         """
         return str(await self._steer("set_planning", mode) or "off")
 
-    async def swap_draft(self, path: str, running: str) -> float:
+    async def swap_draft(self, path: str, running_draft: str) -> float:
         """Load the draft in ``path`` in place of ``running``, between two steps.
 
         The draft is read while steps continue. Returns the seconds in which no step was made.
         """
         llm, _ = self._require_running()
         try:
-            await _stage_draft(llm, path, running)
-            return float(await _call_core(llm, "swap_draft", path, running))
+            await _stage_draft(llm, path, running_draft)
+            return float(await _call_core(llm, "swap_draft", path, running_draft))
         except EngineError:
             raise
         except Exception as error:
@@ -363,10 +363,10 @@ class VllmEngine(
             if request is None
             else ([*request.prompt], request.cache_salt, request.adapter)
         )
-        dropped = await self._steer("drop_prefix", prompt, salt, adapter)
-        if dropped is None:
+        num_dropped = await self._steer("drop_prefix", prompt, salt, adapter)
+        if num_dropped is None:
             raise EngineFailed("The engine has a scheduler that is not eaglegate's.")
-        return int(dropped)
+        return int(num_dropped)
 
     def count_drafts(self) -> Totals | None:
         """Return vLLM's own counters of this engine's drafts; None if it keeps none."""

@@ -70,14 +70,14 @@ class VllmParser:
         self._prompt = prompt
         self._num_calls = 0
 
-    def feed(self, text: str, token_ids: Sequence[int], finished: bool) -> list[ParserEvent]:
+    def feed(self, text: str, token_ids: Sequence[int], is_finished: bool) -> list[ParserEvent]:
         """Return the events of the next piece. The caller adds the ends of calls."""
         delta = self._parser.parse_delta(
             delta_text=text,
             delta_token_ids=list(token_ids),
             request=self._request,
             prompt_token_ids=self._prompt,
-            finished=finished,
+            finished=is_finished,
         )
         return [] if delta is None else self._read(delta)
 

@@ -142,9 +142,9 @@ class MinTokens(MinTokensLogitsProcessor):  # type: ignore[misc]
 
     def _ban_stops(self, rows: tuple[int, ...]) -> None:
         stops = [(row, token) for row in rows for token in self.min_toks[row][2]]
-        structured = [(row, token) for row, token in stops if self.min_toks[row][3]]
+        structured_stops = [(row, token) for row, token in stops if self.min_toks[row][3]]
         self.logits_slice = self._make_slice(stops)
-        self.restore_logits_slice = self._make_slice(structured)
+        self.restore_logits_slice = self._make_slice(structured_stops)
         self._banned_rows = rows
 
     def _make_slice(self, places: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -102,9 +102,9 @@ def update_positions(
     indices = (metadata.seq_lens[:batch_size] - 1).to(positions.dtype)
     if drafter.uses_mrope:
         indices = indices.expand(len(positions), -1)
-    updated = original(drafter, indices, metadata, batch_size, *args, **kwargs)
-    updated[...] = next_positions
-    return updated
+    updated_positions = original(drafter, indices, metadata, batch_size, *args, **kwargs)
+    updated_positions[...] = next_positions
+    return updated_positions
 
 
 def load_model(

@@ -167,8 +167,8 @@ class Auditor:
             self._arrived.set()
 
     def _has_room_for(self, images: Sequence[Image]) -> bool:
-        waiting = [image for answer in self._waiting for image in answer.request.images]
-        return sum(len(image.data) for image in (*waiting, *images)) <= MOST_IMAGE_BYTES
+        waiting_images = [image for answer in self._waiting for image in answer.request.images]
+        return sum(len(image.data) for image in (*waiting_images, *images)) <= MOST_IMAGE_BYTES
 
     def change_draft(self, version: DraftVersion, _: DraftSwap | None = None) -> None:
         """Release the workloads of the previous draft, and hold those that this draft has lost."""

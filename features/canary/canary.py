@@ -159,13 +159,13 @@ class Canary:
                 self.change.check(self._sum_arms())
 
     def _sum_arms(self) -> ArmsNow:
-        watched, control = self._watched, self._sums[Arm.CONTROL]
+        watched_sums, control = self._watched, self._sums[Arm.CONTROL]
         parts = self._by_key.values() if len(self._by_key) > 1 else ()
         rests = (
-            ArmsNow(watched - key_candidate, control - key_control)
+            ArmsNow(watched_sums - key_candidate, control - key_control)
             for key_control, key_candidate in parts
         )
-        return ArmsNow(watched, control, tuple(rests))
+        return ArmsNow(watched_sums, control, tuple(rests))
 
     def _record(self, fact: RequestEnded) -> None:
         record = fact.record

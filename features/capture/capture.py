@@ -167,7 +167,7 @@ class RecordFormatter:
         if redactor is not None:
             redactor.begin()
         requests = [line.request for line in request.timelines]
-        first = next((request for request in requests if request is not None), None)
+        first_request = next((request for request in requests if request is not None), None)
         prompts, places = self._make_prompts(requests)
         request_record = self._describe_request(request, self._make_content(request, prompts))
         choices = tuple(
@@ -178,9 +178,11 @@ class RecordFormatter:
         record = replace(
             request_record,
             output_length=max((choice.tokens for choice in choices), default=0) or None,
-            depth=first.depth if first else None,
-            sampling=self._list_sampling(first),
-            constraint=first.constraint.kind if first and first.constraint else "",
+            depth=first_request.depth if first_request else None,
+            sampling=self._list_sampling(first_request),
+            constraint=first_request.constraint.kind
+            if first_request and first_request.constraint
+            else "",
             prompts=tuple(prompts),
             choices=choices,
         )

@@ -210,11 +210,11 @@ def _open_new(path: Path) -> Any:
 def to_mooncake(records: Iterable[CaptureRecord]) -> Iterator[dict[str, Any]]:
     """Yield Mooncake rows in order of arrival."""
     by_arrival = sorted(records, key=_arrival)
-    first = _arrival(by_arrival[0]) if by_arrival else 0.0
+    start_time = _arrival(by_arrival[0]) if by_arrival else 0.0
     for record in by_arrival:
         row = orjson.loads(format_record(strip_ours(record)))
         row.pop("eaglegate")
-        yield row | {"timestamp": round(_arrival(record) - first, 3)}
+        yield row | {"timestamp": round(_arrival(record) - start_time, 3)}
 
 
 def _arrival(record: CaptureRecord) -> float:

@@ -56,11 +56,11 @@ def compile_pattern(source: str) -> Pattern:
     """Compile a pattern. Raises ValueError if RE2 rejects it or it matches the empty string."""
     if _BOUNDARY.search(source):
         raise ValueError(rf"'{source}': \b and \B support only ASCII letters: leave them out")
-    anchored = _compile(source, "".join(_translate(source)))
-    unanchored = _compile(source, "".join(_translate(source, anchors=False)))
-    if unanchored.search(b""):
+    anchored_pattern = _compile(source, "".join(_translate(source)))
+    unanchored_pattern = _compile(source, "".join(_translate(source, anchors=False)))
+    if unanchored_pattern.search(b""):
         raise ValueError(f"'{source}' matches the empty string, which is everywhere")
-    return Pattern(anchored, unanchored)
+    return Pattern(anchored_pattern, unanchored_pattern)
 
 
 def _compile(source: str, translation: str) -> Any:

@@ -379,8 +379,8 @@ def _describe(history: History) -> dict[str, Any]:
 
 def name_prefix(request: EngineRequest) -> str:
     """Return a hash of the inputs that determine a prompt's first cached block."""
-    first = (request.cache_salt, request.adapter, request.prompt[:PREFIX_TOKENS])
-    return blake2b(repr(first).encode(), digest_size=6).hexdigest()
+    prefix = (request.cache_salt, request.adapter, request.prompt[:PREFIX_TOKENS])
+    return blake2b(repr(prefix).encode(), digest_size=6).hexdigest()
 
 
 class DoctoredEngine(EngineWrapper):

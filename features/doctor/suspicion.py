@@ -43,12 +43,12 @@ class PositionCounts:
                 counts.count(place, place < accepted)
         return counts
 
-    def count(self, place: int, accepted: bool) -> None:
+    def count(self, place: int, is_accepted: bool) -> None:
         while len(self.reached) <= place:
             self.reached.append(0)
             self.accepted.append(0)
         self.reached[place] += 1
-        self.accepted[place] += accepted
+        self.accepted[place] += is_accepted
 
     def add(self, other: PositionCounts) -> None:
         num_missing = len(other.reached) - len(self.reached)
@@ -134,19 +134,19 @@ class History:
             squares.append(off * off / max(spread, 1e-9))
         return sum(squares) / len(squares)
 
-    def compare(self, counts: PositionCounts, predicted: History) -> bool:
+    def compare(self, counts: PositionCounts, prediction: History) -> bool:
         """Add an answer to the evidence, compared with the rates that ``predicted`` has learnt.
 
         Returns True if the evidence is enough for a suspicion.
         """
         nats = 0.0
         for place, num_reached in enumerate(counts.reached):
-            rate = predicted.counts.rate(place)
-            lower_rate = rate * predicted._scale
+            rate = prediction.counts.rate(place)
+            lower_rate = rate * prediction._scale
             accepted = counts.accepted[place]
             nats += accepted * log(lower_rate / rate)
             nats += (num_reached - accepted) * log((1 - lower_rate) / (1 - rate))
-        self.evidence = max(0.0, self.evidence + nats / predicted._dispersion)
+        self.evidence = max(0.0, self.evidence + nats / prediction._dispersion)
         self.since = self.since + 1 if self.evidence else 0
         return self.evidence >= ALARM
 

@@ -364,13 +364,13 @@ def explain(entry: Entry, planner: Mapping[str, Any]) -> Row:
 def list_parts(entry: ExplainedRequest) -> list[Row]:
     """Return the disjoint parts of the wall time, in order of time."""
     record, times = entry.record, entry.record.facts.times
-    first = record.duration if record.ttft is None else record.ttft
-    engine_s = max(0.0, first - record.queued)
+    first_s = record.duration if record.ttft is None else record.ttft
+    engine_s = max(0.0, first_s - record.queued)
     queue_times = [track.queued_s for track in entry.tracks if track.queued_s is not None]
     queued_s = min(engine_s, max(queue_times, default=0.0))
-    recovery = list(_sum_recoveries(entry.tracks, record.facts.arrived + first))
+    recovery = list(_sum_recoveries(entry.tracks, record.facts.arrived + first_s))
     recovery[0] = min(recovery[0], engine_s - queued_s)
-    generation_s = max(0.0, record.duration - first)
+    generation_s = max(0.0, record.duration - first_s)
     reading_s = min(times.reading, generation_s)
     writing_s = min(times.writing, generation_s - reading_s)
     recovery[1] = min(recovery[1], generation_s - reading_s - writing_s)

@@ -275,15 +275,15 @@ class Admission:
         higher_levels = [level for level in self.classes | active if level < flow.priority]
         # A class that sends requests finds its reserve in use by its own: one place more keeps the
         # cost of a lower class's flood below a twentieth (tests/server/access/test_fairness.py).
-        free = sum(reserve + (level in active) for level in higher_levels)
+        num_free = sum(reserve + (level in active) for level in higher_levels)
         if flow.running + ticket.sequences > shares[flow]:
-            free += reserve * any(
+            num_free += reserve * any(
                 peer is not flow
                 and peer.priority == flow.priority
                 and peer.running + 1 <= shares[peer]
                 for peer in shares
             )
-        return min(free, self.bounds.running - 1)
+        return min(num_free, self.bounds.running - 1)
 
     def _is_overdue(self, ticket: AdmissionTicket) -> bool:
         if ticket.sequences == 1:
@@ -345,8 +345,8 @@ class Admission:
         backlog = (len(flow.queued) + 1) / flow.weight
         rival = self._order.find_rival(flow, lambda candidate: candidate.backlog, backlog)
         if rival is None:
-            waiting = f"{self.queued} requests are waiting, which is the limit"
-            raise self._queue_full_error(waiting, flow)
+            sentence = f"{self.queued} requests are waiting, which is the limit"
+            raise self._queue_full_error(sentence, flow)
         return next(reversed(rival.queued))
 
     def _make_room_for_tokens(self, ticket: AdmissionTicket) -> None:

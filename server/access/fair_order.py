@@ -105,9 +105,9 @@ class FairQueue(Generic[Ticket]):
 
     def list_by_turn(self) -> list[Flow[Ticket]]:
         """Return the flows with waiting requests, in order of their turns."""
-        waiting = [flow for flow in self if flow.waiting]
+        flows = [flow for flow in self if flow.waiting]
         return sorted(
-            waiting, key=lambda flow: (flow.priority, flow.charged, flow.waiting[0].entered)
+            flows, key=lambda flow: (flow.priority, flow.charged, flow.waiting[0].entered)
         )
 
     def catch_up(self, flow: Flow[Ticket]) -> None:
@@ -135,9 +135,9 @@ class FairQueue(Generic[Ticket]):
         flow.charged += cost / flow.weight
         return cost
 
-    def settle(self, flow: Flow[Ticket], charged: float, sequences: int, seconds: float) -> None:
+    def settle(self, flow: Flow[Ticket], charge: float, sequences: int, seconds: float) -> None:
         """Replace a leaving request's expected cost with its actual cost."""
-        flow.charged += (sequences * seconds - charged) / flow.weight
+        flow.charged += (sequences * seconds - charge) / flow.weight
         flow.learn(seconds)
 
     def compute_shares(self, places: int) -> dict[Flow[Ticket], float]:

@@ -39,9 +39,9 @@ class CacheIsolation:
         return f"key:{key.name}:{client_salt or ''}"
 
 
-def check_names(shared: Collection[str], keys: Collection[str]) -> None:
+def check_names(shared_names: Collection[str], keys: Collection[str]) -> None:
     """Raise ConfigError for a name that belongs to no key, such as a misspelt one."""
-    for name in shared:
+    for name in shared_names:
         if name != ALL and name not in keys:
             raise ConfigError(
                 f"--shared-prefix-cache: there is no API key '{name}'; {describe_names(keys)}, "

@@ -200,13 +200,17 @@ class KeyFile(BaseModel):
     keys: list[KeyEntry]
 
 
-def load_keys(path: str | None, plain: Iterable[str] = (), admin: str | None = None) -> KeyRing:
+def load_keys(
+    path: str | None, plain_keys: Iterable[str] = (), admin: str | None = None
+) -> KeyRing:
     """Load the keys of the file, then those given in plain text. Raises ConfigError.
 
     A file without keys still requires one, so every API request is refused.
     """
     keys = [] if path is None else _read_file(Path(path))
-    keys += [_make_unnamed_key(key, f"API key {number}") for number, key in enumerate(plain, 1)]
+    keys += [
+        _make_unnamed_key(key, f"API key {number}") for number, key in enumerate(plain_keys, 1)
+    ]
     if admin is not None:
         keys.append(replace(_make_unnamed_key(admin, "the admin's API key"), **ADMIN))
     _check_unique(keys)

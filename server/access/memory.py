@@ -81,8 +81,8 @@ class ProcessTree:
             self._pids = [self.pid, *_list_descendants(self.pid)]
             self._walk_at = time.monotonic() + WALK_S
             stats = self._read_stats()
-        shared = max((_read_field(stat, "RssShmem:") for stat in stats), default=0)
-        return 1024 * (sum(_read_field(stat, "RssAnon:") for stat in stats) + shared)
+        shared_memory = max((_read_field(stat, "RssShmem:") for stat in stats), default=0)
+        return 1024 * (sum(_read_field(stat, "RssAnon:") for stat in stats) + shared_memory)
 
     def _read_stats(self) -> list[str]:
         return [read_text(f"/proc/{pid}/status") for pid in self._pids]

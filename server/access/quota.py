@@ -150,8 +150,8 @@ class KeyQuota:
         buckets = {"requests": self._requests, "tokens": self._tokens, "images": self._images}
         for unit, bucket in buckets.items():
             if bucket is not None:
-                limit, remaining = bucket.per_minute, max(0, int(bucket.level))
-                yield LimitState(unit, limit, remaining, bucket.wait_s(limit))
+                limit, num_remaining = bucket.per_minute, max(0, int(bucket.level))
+                yield LimitState(unit, limit, num_remaining, bucket.wait_s(limit))
 
     def resume(self, quota: KeyQuota) -> None:
         """Continue with the usage of the quota that this one replaces."""

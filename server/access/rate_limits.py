@@ -32,8 +32,8 @@ def _list_headers(key: ApiKey, places: int) -> Iterator[tuple[bytes, bytes]]:
         yield from _describe_state(state)
         yield b"x-ratelimit-reset-" + state.what.encode(), _format_duration(state.full_s)
     if key.concurrency is not None:
-        remaining = max(0, key.concurrency - places)
-        yield from _describe_state(LimitState("concurrency", key.concurrency, remaining, 0))
+        num_remaining = max(0, key.concurrency - places)
+        yield from _describe_state(LimitState("concurrency", key.concurrency, num_remaining, 0))
 
 
 def _describe_state(state: LimitState) -> Headers:

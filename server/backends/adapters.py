@@ -12,9 +12,11 @@ from eaglegate.server.errors import ConfigError
 ADAPTER_CONFIG = "adapter_config.json"
 
 
-def read_adapters(modules: Sequence[str], enabled: bool, models: Collection[str]) -> dict[str, str]:
+def read_adapters(
+    modules: Sequence[str], is_enabled: bool, models: Collection[str]
+) -> dict[str, str]:
     """Return the folders of adapters by name, in the given order. Raises ConfigError."""
-    if modules and not enabled:
+    if modules and not is_enabled:
         raise ConfigError("--lora-modules needs --enable-lora")
     adapters: dict[str, str] = {}
     for item in modules:

@@ -65,7 +65,7 @@ class InProcessBackend:
             line.await_inspection()
         try:
             config = make_engine_config(arguments)
-            configured = time.monotonic()
+            configuration_end = time.monotonic()
             progress("reading the tokenizer and the chat template")
             self.renderer = VllmRenderer(
                 config,
@@ -86,8 +86,8 @@ class InProcessBackend:
             arguments.tokenizer or arguments.model, arguments.trust_remote_code
         )
         self.start_s = {
-            "configuration": configured - start,
-            "tokenizer": time.monotonic() - configured,
+            "configuration": configuration_end - start,
+            "tokenizer": time.monotonic() - configuration_end,
         }
 
     def _find_fallback(self, settings: Settings) -> ParserFallback | None:

@@ -169,13 +169,14 @@ class Visit:
         """Check that drafts are also right near temperature 0, where a sample is the greedy
         token.
         """
-        greedy = await self._draft(temperature=0.0)
-        sampled = await self._draft(temperature=NEAR_GREEDY)
-        if is_worthless(greedy) or not is_worthless(sampled):
+        greedy_totals = await self._draft(temperature=0.0)
+        sampled_totals = await self._draft(temperature=NEAR_GREEDY)
+        if is_worthless(greedy_totals) or not is_worthless(sampled_totals):
             return None
         return (
-            f"its answers with a temperature are wrong when it drafts ({describe(sampled)} at "
-            f"{NEAR_GREEDY:g}, {greedy.acceptance_length:.2f} without): on a CPU start it with "
+            "its answers with a temperature are wrong when it drafts "
+            f"({describe(sampled_totals)} at {NEAR_GREEDY:g}, "
+            f"{greedy_totals.acceptance_length:.2f} without): on a CPU start it with "
             "--worker-extension-cls eaglegate.engine.DepthWorker, or without a draft"
         )
 
@@ -195,12 +196,12 @@ class Visit:
         """Check that a grammar leaves the worker's reasoning unconstrained."""
         parser = self.probe.parsers.reasoning_parser
         prompt = self._read("Name one colour.")
-        free = await self._ask(prompt, OPENING_TOKENS)
-        if parser is None or not self._reasons(prompt, free):
+        free_answer = await self._ask(prompt, OPENING_TOKENS)
+        if parser is None or not self._reasons(prompt, free_answer):
             return None
         constraint = Constraint("json_schema", orjson.dumps(SCHEMA).decode(), after_reasoning=True)
-        constrained = await self._ask(prompt, OPENING_TOKENS, constraint)
-        if not self._opens_json(constrained) or self._opens_json(free):
+        constrained_answer = await self._ask(prompt, OPENING_TOKENS, constraint)
+        if not self._opens_json(constrained_answer) or self._opens_json(free_answer):
             return None
         fault = (
             "it applies the grammar of structured answers to their reasoning, too"
@@ -270,8 +271,8 @@ class Visit:
         )
         prompt = Prompt(tuple(self.probe.renderer.encode(LONG, True)))
         answers = [await self._ask(prompt, 1) for _ in range(2)]
-        silent = all(answer.cached is None for answer in answers)
-        if silent and await self.inspected.has_cache_hits():
+        is_silent = all(answer.cached is None for answer in answers)
+        if is_silent and await self.inspected.has_cache_hits():
             flags.append("--enable-prompt-tokens-details")
         if not flags:
             return None

@@ -160,8 +160,8 @@ def _read_environment(
                 f"{key}: there is no flag {flag(name)}{_suggest(name, flags, ENV_PREFIX)}"
             )
         action = flags[name]
-        parsed = value.split(",") if action.nargs in ("+", "*") else value
-        out[name] = _to_arguments(name, parsed, action, key)
+        values = value.split(",") if action.nargs in ("+", "*") else value
+        out[name] = _to_arguments(name, values, action, key)
     return out
 
 
@@ -293,8 +293,8 @@ def _read_without_vllm(
     add_front_end_flags(parser)
     usage = f"{option} {parser._option_string_actions[option].metavar}"
     parser.usage = f"eaglegate {command} MODEL {usage} [options]"
-    dashed = [_replace_underscores(arg) for arg in gather_arguments(parser, argv, os.environ)]
-    namespace, unknown = parser.parse_known_args(dashed)
+    dashed_args = [_replace_underscores(arg) for arg in gather_arguments(parser, argv, os.environ)]
+    namespace, unknown = parser.parse_known_args(dashed_args)
     if unknown:
         raise ConfigError(
             f"{' '.join(unknown)}: with {option} this process runs no vLLM; give its flags to the "

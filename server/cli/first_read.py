@@ -112,15 +112,15 @@ def read_first(
     if installation is None:
         raise ConfigError(NO_VLLM)
     model = namespace.model_tag or getattr(namespace, "model", None)
-    first = FirstRead(read_settings(namespace), model)
-    if (sentence := describe_untested()) and not first.settings.allow_untested_vllm:
+    first_read = FirstRead(read_settings(namespace), model)
+    if (sentence := describe_untested()) and not first_read.settings.allow_untested_vllm:
         raise ConfigError(f"{sentence}; --allow-untested-vllm tries it anyway")
     read_features(namespace)
-    _check_files(first)
+    _check_files(first_read)
     list(check_front_end_flags(namespace))  # raises for the refused ones
     if command == "serve":  # check reports all obstacles together
-        refuse_unknown_parsers(first.settings, namespace)
-    return first
+        refuse_unknown_parsers(first_read.settings, namespace)
+    return first_read
 
 
 def make_option_parser(command: str, extra_settings: type | None = None) -> OptionParser:
@@ -141,7 +141,7 @@ def make_option_parser(command: str, extra_settings: type | None = None) -> Opti
     for name, text in COMMON.items():
         _add_engine_flag(common, parser, name, text)
     add_settings(parser)
-    add_front_end_flags(parser, shown=False)
+    add_front_end_flags(parser, is_shown=False)
     for name in vllm_flags.NAMES:
         _add_engine_flag(parser, parser, name, argparse.SUPPRESS)
     return parser
@@ -149,9 +149,14 @@ def make_option_parser(command: str, extra_settings: type | None = None) -> Opti
 
 def _add_engine_flag(group: Any, parser: argparse.ArgumentParser, name: str, text: str) -> None:
     """Add a placeholder for an engine flag, so that its value is not taken for the model's name."""
-    spellings = (flag(name), *(key for key, long in vllm_flags.SHORT.items() if long == name))
-    free = [spelling for spelling in spellings if spelling not in parser._option_string_actions]
-    if not free:
+    spellings = (
+        flag(name),
+        *(key for key, long_name in vllm_flags.SHORT.items() if long_name == name),
+    )
+    free_spellings = [
+        spelling for spelling in spellings if spelling not in parser._option_string_actions
+    ]
+    if not free_spellings:
         return
     options: dict[str, Any] = {"dest": name.replace("-", "_"), "default": argparse.SUPPRESS}
     if name in vllm_flags.SWITCHES:
@@ -160,7 +165,7 @@ def _add_engine_flag(group: Any, parser: argparse.ArgumentParser, name: str, tex
         options |= {"nargs": vllm_flags.NARGS.get(name), "metavar": name_value(name)}
     if name == "speculative-config":
         options |= {"type": parse_json_object, "metavar": "JSON"}
-    group.add_argument(*free, help=text, **options)
+    group.add_argument(*free_spellings, help=text, **options)
 
 
 def _spell_plainly(arguments: Sequence[str]) -> Iterator[str]:
@@ -180,16 +185,16 @@ def _spell_plainly(arguments: Sequence[str]) -> Iterator[str]:
             next(words, None)
 
 
-def _check_files(first: FirstRead) -> None:
+def _check_files(first_read: FirstRead) -> None:
     """Check the files that the line names, if that is fast. Raises ConfigError."""
-    settings = first.settings
+    settings = first_read.settings
     keys = load_keys(settings.api_key_file, settings.api_key, settings.admin_api_key)
     check_names(settings.shared_prefix_cache, [key.name for key in keys.keys])
     assign_classes(keys, settings.key_class)
     make_part(TlsSettings, settings).check()
     make_part(CrossOriginPolicy, settings).for_machine(settings.host)
-    if first.model is not None and settings.preflight:
-        _check_folder(first.model)
+    if first_read.model is not None and settings.preflight:
+        _check_folder(first_read.model)
 
 
 def _check_folder(model: str) -> None:
@@ -216,8 +221,8 @@ def _check_folder(model: str) -> None:
         ) from None
 
 
-def open_ports(first: FirstRead) -> list[socket.socket]:
+def open_ports(first_read: FirstRead) -> list[socket.socket]:
     """Bind the API port, and the operator port if there is one. Raises ConfigError."""
     from eaglegate.server.cli.listener import bind_listeners
 
-    return bind_listeners(first.settings)
+    return bind_listeners(first_read.settings)

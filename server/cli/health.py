@@ -25,8 +25,8 @@ def main() -> int:
 
 def is_ready(port: int) -> bool:
     address = f"127.0.0.1:{port}/ready"
-    plain = "EAGLEGATE_SSL_CERTFILE" not in os.environ
-    schemes = ("http", "https") if plain else ("https",)
+    is_plain = "EAGLEGATE_SSL_CERTFILE" not in os.environ
+    schemes = ("http", "https") if is_plain else ("https",)
     return any(_answers(f"{scheme}://{address}") for scheme in schemes)
 
 

@@ -189,18 +189,18 @@ async def serve(
     """
     gate = gate or ConnectionLimiter(LIMITS)
     server = GatewayServer(make_server_config(app, tls, gate.limits.proxies), gate)
-    serving = asyncio.create_task(server.serve(sockets=list(listeners)))
+    server_task = asyncio.create_task(server.serve(sockets=list(listeners)))
     start = asyncio.create_task(starting)
     stop = asyncio.Event()
     num_lost = 0
     with _handle_signals(stop, hooks):
         stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait({serving, start, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({server_task, start, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
             start.cancel()
             num_lost = await hooks.drain.run()
         server.should_exit = True
-        await serving
+        await server_task
         stopping.cancel()
     with suppress(asyncio.CancelledError):
         await start

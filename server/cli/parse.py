@@ -311,8 +311,8 @@ class ParseReport:
     def add_message(self, message: Mapping[str, Any]) -> None:
         for number, call in enumerate(message["tool_calls"]):
             outcome = str(call["outcome"])
-            painted = self.paint(outcome, "good" if outcome in _GOOD else "bad")
-            self._print(f"call {number}: {call['name']}: {painted}")
+            painted_outcome = self.paint(outcome, "good" if outcome in _GOOD else "bad")
+            self._print(f"call {number}: {call['name']}: {painted_outcome}")
         self._print(json.dumps(message, ensure_ascii=False, indent=2))
 
     def compare(self, message: Mapping[str, Any], reference: Mapping[str, Any], title: str) -> bool:

@@ -18,8 +18,8 @@ class Deadline:
         self._timeout_s = timeout_s
         self.at: float | None = None
         if timeout_s is not None:
-            elapsed = time.perf_counter() - arrival
-            self.at = asyncio.get_running_loop().time() + timeout_s - elapsed
+            elapsed_s = time.perf_counter() - arrival
+            self.at = asyncio.get_running_loop().time() + timeout_s - elapsed_s
 
     def limit(self) -> AbstractAsyncContextManager[None]:
         """Return a context that raises DeadlineExceeded when the deadline passes."""

@@ -108,9 +108,9 @@ async def generate(
                 prompts, requests = await _prepare(job, pipeline, requester, times)
                 num_prompt = sum([prompt.num_tokens for prompt in prompts])
                 if job.display.wants_prompt:
-                    echoed = sum([len(request.prompt) for request in requests])
+                    num_echoed = sum([len(request.prompt) for request in requests])
                     logprobs = job.question.sampling.prompt_logprobs
-                    charge.hold_echo(echoed, 0 if logprobs is None else logprobs + 1)
+                    charge.hold_echo(num_echoed, 0 if logprobs is None else logprobs + 1)
                 charge.reserve(num_prompt, job.question.sampling.max_tokens * len(requests) or None)
                 if accept is not None:
                     await accept()
@@ -209,7 +209,7 @@ def _describe_request(
     job: Job,
     prompts: Sequence[Prompt],
     requests: Sequence[EngineRequest],
-    arrived: float,
+    arrival: float,
     times: RequestTimes,
 ) -> RequestFacts:
     sources = job.question.prompts
@@ -224,7 +224,7 @@ def _describe_request(
         stream=job.display.stream,
         prompt_tokens=max(prompt.num_tokens for prompt in prompts),
         sequences=tuple(request.id for request in requests),
-        arrived=arrived,
+        arrived=arrival,
         admitted=perf_counter(),
         key=job.caller.name,
         session=job.session,
@@ -437,9 +437,9 @@ class _ChoiceReader:
         if self.display.echo_only:
             return [*batch, self._end_echo(step)]
         if self.question.stop:
-            parsed, num_kept = self._parse_to_stop(step.token_ids)
+            events, num_kept = self._parse_to_stop(step.token_ids)
         else:
-            parsed, num_kept = self.parser.feed(step.token_ids), len(step.token_ids)
+            events, num_kept = self.parser.feed(step.token_ids), len(step.token_ids)
         self.ended = self.parser.stopped is not None or step.finish is not None
         if self.tracer is not None and (
             delta := self.tracer.trace(step, num_kept, ended=self.ended)
@@ -449,7 +449,7 @@ class _ChoiceReader:
             batch.append(TokensDelta(step.token_ids[:num_kept]))
         if step.logprobs and num_kept:
             batch.append(LogprobsDelta(step.logprobs[:num_kept]))
-        batch.extend(parsed)
+        batch.extend(events)
         if self.ended:
             batch.extend(self.parser.flush(step.finish or FinishReason.STOP))
             batch.append(self._finish(step))

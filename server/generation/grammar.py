@@ -133,11 +133,15 @@ def _thinking(starts_in: Phase, reasoning: ReasoningFormat) -> list[TagNode]:
     optional.
     """
     end = reasoning.ends[0] if len(reasoning.ends) == 1 else list(reasoning.ends)
-    free = {"type": "any_text"}
+    any_text = {"type": "any_text"}
     if starts_in is Phase.REASONING:
-        return [{"type": "tag", "begin": "", "content": free, "end": end}, *_make_gap(reasoning)]
+        return [
+            {"type": "tag", "begin": "", "content": any_text, "end": end},
+            *_make_gap(reasoning),
+        ]
     openings = [
-        {"type": "tag", "begin": start, "content": free, "end": end} for start in reasoning.starts
+        {"type": "tag", "begin": start, "content": any_text, "end": end}
+        for start in reasoning.starts
     ]
     if not openings:
         return []
@@ -180,7 +184,7 @@ def _list_calls(frame: CallFrame, policy: ToolPolicy) -> TagNode:
     """
     calls: TagNode = {
         "type": "tags_with_separator",
-        "tags": [_tag_of(frame, tool, policy, constrained=True) for tool in policy.callable],
+        "tags": [_tag_of(frame, tool, policy, is_constrained=True) for tool in policy.callable],
         "separator": frame.separator,
         "at_least_one": True,
         "stop_after_first": not policy.parallel,
@@ -192,7 +196,9 @@ def _text_with_calls(frame: CallFrame, policy: ToolPolicy) -> TagNode:
     """Return a node for free text with calls of the offered tools. Strict tools get matching
     arguments.
     """
-    tags = [_tag_of(frame, tool, policy, constrained=is_strict(tool)) for tool in policy.callable]
+    tags = [
+        _tag_of(frame, tool, policy, is_constrained=is_strict(tool)) for tool in policy.callable
+    ]
     if frame.section[0]:
         inner: TagNode = {
             "type": "tags_with_separator",
@@ -212,13 +218,13 @@ def _text_with_calls(frame: CallFrame, policy: ToolPolicy) -> TagNode:
 
 
 def _tag_of(
-    frame: CallFrame, tool: Mapping[str, Any], policy: ToolPolicy, *, constrained: bool
+    frame: CallFrame, tool: Mapping[str, Any], policy: ToolPolicy, *, is_constrained: bool
 ) -> TagNode:
     function = tool["function"]
     grammar = policy.custom.get(function["name"])
     if grammar is not None:
         return frame.text_call(function["name"], grammar)
-    schema = modernise(function.get("parameters")) if constrained else None
+    schema = modernise(function.get("parameters")) if is_constrained else None
     return frame.call(function["name"], {"type": "object"} if schema is None else schema)
 
 
@@ -267,17 +273,17 @@ def _find_schemas(kind: str, value: Any) -> Iterator[Any]:
     if kind == "json_schema":
         yield value
         return
-    waiting = [value]
-    while waiting:
-        part = waiting.pop()
+    stack = [value]
+    while stack:
+        part = stack.pop()
         if isinstance(part, list):
-            waiting += part
+            stack += part
         elif isinstance(part, dict):
             for name, inner in part.items():
                 if name in ("json_schema", "schema"):
                     yield inner
                 else:
-                    waiting.append(inner)
+                    stack.append(inner)
 
 
 TAIL = 32
@@ -346,7 +352,7 @@ class ParserFactory:
         policy = question.tool_policy
         if self.fallback is not None and question.parses:
             return self._make_fallback(self.fallback, question, prompt)
-        sound = holds_calls(question)
+        is_sound = holds_calls(question)
         return make_parser(
             self.vocabulary,
             tool_parser=self.tool_parser if policy.choice != "none" else None,
@@ -358,8 +364,8 @@ class ParserFactory:
             parallel=policy.parallel,
             skip_special_tokens=question.skip_special_tokens,
             custom=frozenset(policy.custom),
-            sound=sound,
-            may_spell=sound and spells_calls(question),
+            is_sound=is_sound,
+            may_spell=is_sound and spells_calls(question),
             repairs=self.repairs,
         )
 

@@ -188,12 +188,14 @@ def drop_oldest(conversation: Conversation, count: int) -> Conversation:
     droppable = _droppable(conversation)
     while count < len(droppable) - 1 and _role(conversation, droppable[count]) == "tool":
         count += 1
-    dropped = set(droppable[:count])
+    dropped_indices = set(droppable[:count])
     messages = tuple(
-        message for index, message in enumerate(conversation.messages) if index not in dropped
+        message
+        for index, message in enumerate(conversation.messages)
+        if index not in dropped_indices
     )
     # Messages that stay before the dropped ones are instructions, which have no images.
-    num_images = sum(count_images(conversation.messages[index]) for index in dropped)
+    num_images = sum(count_images(conversation.messages[index]) for index in dropped_indices)
     return replace(conversation, messages=messages, images=conversation.images[num_images:])
 
 

@@ -15,7 +15,7 @@ def classify_workload(
     workloads: Collection[str],
     *,
     tools: bool,
-    structured: bool,
+    is_structured: bool,
     reasoning: bool,
 ) -> str:
     """Return the workload named by the client if it is configured, else one derived from the
@@ -25,7 +25,7 @@ def classify_workload(
     """
     if requested_workload is not None and requested_workload in workloads:
         return requested_workload
-    if structured:
+    if is_structured:
         return STRUCTURED
     if tools:
         return TOOLS

@@ -58,10 +58,10 @@ class StepTracer:
 
         Tokens before those of ``decode`` come from prefill.
         """
-        undecoded = len(tokens) - sum([part.delivered for part in decode])
-        accounts: list[DecodeStep | None] = [None] if undecoded > 0 else []
+        num_undecoded = len(tokens) - sum([part.delivered for part in decode])
+        accounts: list[DecodeStep | None] = [None] if num_undecoded > 0 else []
         accounts += decode
-        sizes = [undecoded if part is None else part.delivered for part in accounts]
+        sizes = [num_undecoded if part is None else part.delivered for part in accounts]
         ends = list(accumulate(sizes))
         has_traces = len(traces) == len(accounts)
         for index, (account, end, size) in enumerate(zip(accounts, ends, sizes, strict=True)):
@@ -95,12 +95,12 @@ class StepTracer:
             return now - previous_time
         return max(0.0, trace.at - previous)
 
-    def _trace_held(self, last: Step) -> StepsDelta | None:
+    def _trace_held(self, last_step: Step) -> StepsDelta | None:
         """Trace a whole answer, whose account arrived with its last step."""
         tokens = tuple(chain.from_iterable(part for _, part in self._backlog))
         arrivals = [arrival for arrival, part in self._backlog for _ in part]
-        surplus = sum([part.delivered for part in last.decode]) - len(tokens)
-        decode = trim_decode(last.decode, max(0, surplus))
+        surplus = sum([part.delivered for part in last_step.decode]) - len(tokens)
+        decode = trim_decode(last_step.decode, max(0, surplus))
         steps = [*self._split(tokens, decode, (), self._seen)]
         start, end, timed_steps = self._seen, 0, []
         for step in steps:

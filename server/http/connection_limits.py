@@ -263,7 +263,7 @@ class ConnectionLimiter:
         loop.call_later(PAUSE_S, self._resume, listener, accept)
 
 
-def _reject(connection: socket.socket, plain: bool) -> None:
+def _reject(connection: socket.socket, is_plain: bool) -> None:
     """Close a connection, with an error response if it is plain HTTP."""
     error = Unavailable(
         "This gateway has reached its limit of connections.",
@@ -272,7 +272,7 @@ def _reject(connection: socket.socket, plain: bool) -> None:
     )
     with connection, suppress(OSError):
         connection.setblocking(False)
-        if plain:
+        if is_plain:
             connection.send(build_response(error))
             connection.shutdown(socket.SHUT_WR)
             connection.recv(1 << 16)

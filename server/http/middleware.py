@@ -140,16 +140,16 @@ def close_delimited(cycle: Any, send: Send) -> Send:
 
     HTTP/1.0 clients do not know chunks; the end of the connection ends the body.
     """
-    unbounded = False
+    is_unbounded = False
 
     async def send_plain(message: Message) -> None:
-        nonlocal unbounded
+        nonlocal is_unbounded
         if message["type"] == "http.response.start":
             names = {name.lower() for name, _ in message.get("headers", ())}
-            unbounded = b"content-length" not in names
-            if unbounded:
+            is_unbounded = b"content-length" not in names
+            if is_unbounded:
                 cycle.chunked_encoding = False
-        elif unbounded:
+        elif is_unbounded:
             cycle.expected_content_length = len(message.get("body", b""))
         await send(message)
 

@@ -256,17 +256,19 @@ class ReplayedResponse(DisconnectAwareResponse):
     async def _answer(self, send: Send) -> None:
         stream = EventStream(send, self._writer, self._timing)
         pacing = self._timing.pacing
-        paced = None if pacing is None else pacing.open_stream(stream, self._timing.hurry)
+        paced_stream = None if pacing is None else pacing.open_stream(stream, self._timing.hurry)
         try:
             with suppress(ReaderTooSlow):
                 await stream.open()
                 async with aclosing(self._frames) as frames:
                     async for frame in frames:
-                        await (stream.write(frame) if paced is None else paced.put(frame))
-                await (stream if paced is None else paced).close(b"")
+                        await (
+                            stream.write(frame) if paced_stream is None else paced_stream.put(frame)
+                        )
+                await (stream if paced_stream is None else paced_stream).close(b"")
         finally:
-            if paced is not None:
-                paced.stop()
+            if paced_stream is not None:
+                paced_stream.stop()
             stream.stop()
 
 
@@ -396,8 +398,8 @@ class EventStream:
         if len(data) > PIECE:
             await self._write_large(data)
             data = b""
-        last: Message = {"type": "http.response.body", "body": data}
-        await (self._send(last) if self._writer.is_open() else self._put(last))
+        last_message: Message = {"type": "http.response.body", "body": data}
+        await (self._send(last_message) if self._writer.is_open() else self._put(last_message))
 
     async def _put(self, message: Message) -> None:
         """Send a message, waiting while the client's backlog is full. Raises ReaderTooSlow."""
@@ -413,8 +415,8 @@ class EventStream:
         check.
         """
         now, interval_s = self._clock(), self._timing.keep_alive_s
-        silent = now >= self._last + interval_s and not self._is_cut
-        if silent and (self._keeper is None or self._keeper.done()):
+        is_silent = now >= self._last + interval_s and not self._is_cut
+        if is_silent and (self._keeper is None or self._keeper.done()):
             self._keeper = self._loop.create_task(self._write_comment())
         deadline = self._last + interval_s
         self._timer = self._loop.call_at(

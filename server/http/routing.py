@@ -53,9 +53,9 @@ def list_methods(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:
 
 
 def _similar_paths(path: str) -> Iterator[str]:
-    plain = path.rstrip("/")
-    while plain.startswith(f"{PREFIX}{PREFIX}/"):
-        plain = plain.removeprefix(PREFIX)
-    yield plain
-    if not plain.startswith(f"{PREFIX}/"):
-        yield PREFIX + plain
+    bare_path = path.rstrip("/")
+    while bare_path.startswith(f"{PREFIX}{PREFIX}/"):
+        bare_path = bare_path.removeprefix(PREFIX)
+    yield bare_path
+    if not bare_path.startswith(f"{PREFIX}/"):
+        yield PREFIX + bare_path

@@ -56,8 +56,8 @@ RunQuery = Callable[..., Awaitable[Any]]
 
 def remove_old(connection: Connection, oldest: float) -> None:
     """Remove conversations not used since ``oldest``, in Unix time."""
-    old = select(CONVERSATIONS.c.id).where(CONVERSATIONS.c.used < oldest)
-    connection.execute(delete(ITEMS).where(ITEMS.c.conversation.in_(old)))
+    old_rows = select(CONVERSATIONS.c.id).where(CONVERSATIONS.c.used < oldest)
+    connection.execute(delete(ITEMS).where(ITEMS.c.conversation.in_(old_rows)))
     connection.execute(delete(CONVERSATIONS).where(CONVERSATIONS.c.used < oldest))
 
 
@@ -150,7 +150,7 @@ class SqlConversationStore:
                 connection.execute(insert(CONVERSATIONS).values(row))
 
     def _check_owner(
-        self, connection: Connection, owner: str, num_bytes: int, counted: bool = False
+        self, connection: Connection, owner: str, num_bytes: int, is_counted: bool = False
     ) -> None:
         """Raise InvalidRequest if ``num_bytes`` more exceed the owner's limit; ``counted`` if they
         are already added.
@@ -158,7 +158,7 @@ class SqlConversationStore:
         total = func.coalesce(func.sum(CONVERSATIONS.c.num_bytes), 0)
         query = select(total).where(CONVERSATIONS.c.owner == owner)
         size = connection.execute(query).scalar_one()
-        if size + (0 if counted else num_bytes) > self._limits.owner_bytes:
+        if size + (0 if is_counted else num_bytes) > self._limits.owner_bytes:
             raise InvalidRequest(
                 f"With these {num_bytes} bytes, the conversations of this API key would exceed "
                 f"their limit of {self._limits.owner_bytes} bytes. Delete some.",
@@ -186,10 +186,10 @@ class SqlConversationStore:
     def _delete(self, id: str, owner: str) -> bool:
         condition = (CONVERSATIONS.c.id == id) & (CONVERSATIONS.c.owner == owner)
         with self._engine.begin() as connection:
-            existed = connection.execute(delete(CONVERSATIONS).where(condition)).rowcount > 0
-            if existed:
+            is_deleted = connection.execute(delete(CONVERSATIONS).where(condition)).rowcount > 0
+            if is_deleted:
                 connection.execute(delete(ITEMS).where(ITEMS.c.conversation == id))
-        return existed
+        return is_deleted
 
     def _check(self, id: str, items: list[dict[str, Any]], param: str) -> None:
         size = sum(len(orjson.dumps(item)) for item in items)
@@ -219,7 +219,7 @@ class SqlConversationStore:
                 return
             self._check_room(row, 0, 0, param, times)
             if times == 1:
-                self._check_owner(connection, row.owner, size, counted=True)
+                self._check_owner(connection, row.owner, size, is_counted=True)
             if rows:
                 connection.execute(insert(ITEMS), rows)
 

@@ -111,11 +111,12 @@ def check_columns(engine: Engine, tables: Iterable[Table]) -> None:
     """
     for table in tables:
         names = {column["name"] for column in inspect(engine).get_columns(table.name)}
-        missing = [column.name for column in table.columns if column.name not in names]
-        if missing:
+        missing_columns = [column.name for column in table.columns if column.name not in names]
+        if missing_columns:
             raise StoreError(
-                f"{table.name} is from an earlier version and has no {' and no '.join(missing)}; "
-                "choose another database, or remove its tables named eaglegate_*"
+                f"{table.name} is from an earlier version and has no "
+                f"{' and no '.join(missing_columns)}; choose another "
+                "database, or remove its tables named eaglegate_*"
             )
 
 
@@ -135,8 +136,8 @@ def shrink(engine: Engine) -> None:
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             driver = connection.connection.driver_connection
             assert driver is not None
-            if (free := _pragma(driver, "freelist_count")) > FREE_PAGES:
-                pages = min(free - FREE_PAGES // 2, PAGES_AT_A_TIME)
+            if (free_pages := _pragma(driver, "freelist_count")) > FREE_PAGES:
+                pages = min(free_pages - FREE_PAGES // 2, PAGES_AT_A_TIME)
                 # One step frees one page, and ``execute`` takes only one.
                 driver.executescript(f"PRAGMA incremental_vacuum({pages})")
     except (SQLAlchemyError, sqlite3.Error) as error:

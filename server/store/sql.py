@@ -115,9 +115,9 @@ class SqlResponseStore:
             self._engine, self._run, self._limits, self._retention.seconds
         )
 
-    async def put(self, stored: StoredResponse) -> None:
+    async def put(self, record: StoredResponse) -> None:
         """Add a response, or replace the one with the same id."""
-        await self._run("stored", self._put, stored)
+        await self._run("stored", self._put, record)
 
     async def get(self, id: str, owner: str) -> StoredResponse | None:
         return await self._run("read", self._get, id, owner)
@@ -137,11 +137,11 @@ class SqlResponseStore:
         """Return the input and output of the response and its predecessors, oldest first."""
         return await self._run("read", self._history, id, owner)
 
-    async def settle(self, stored: StoredResponse) -> bool:
+    async def settle(self, record: StoredResponse) -> bool:
         """Replace a held response by its final state. Return False if it was already settled or
         deleted.
         """
-        return await self._run("stored", self._settle, stored)
+        return await self._run("stored", self._settle, record)
 
     async def hold(self, ids: list[str], expiry: float) -> set[str]:
         """Extend the hold on responses, and return those that are still held."""
@@ -164,12 +164,12 @@ class SqlResponseStore:
         with self._translate_errors(action):
             return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
-    def _put(self, stored: StoredResponse) -> None:
+    def _put(self, record: StoredResponse) -> None:
         with self._engine.begin() as connection:
-            connection.execute(delete(RESPONSES).where(RESPONSES.c.id == stored.id))
-            row = _to_row(stored)
+            connection.execute(delete(RESPONSES).where(RESPONSES.c.id == record.id))
+            row = _to_row(record)
             connection.execute(insert(RESPONSES).values(row))
-            items.add(connection, row, _list_items(stored))
+            items.add(connection, row, _list_items(record))
         self._note_put(row)
 
     def _note_put(self, row: dict[str, Any]) -> None:
@@ -180,19 +180,19 @@ class SqlResponseStore:
             self._puts = self._bytes_put = 0
             self._sweep()
 
-    def _settle(self, stored: StoredResponse) -> bool:
-        condition = (RESPONSES.c.id == stored.id) & (RESPONSES.c.owner == stored.owner)
+    def _settle(self, record: StoredResponse) -> bool:
+        condition = (RESPONSES.c.id == record.id) & (RESPONSES.c.owner == record.owner)
         condition &= RESPONSES.c.held_until.is_not(None)
-        row = _to_row(stored) | {"held_until": None}
+        row = _to_row(record) | {"held_until": None}
         with self._engine.begin() as connection:
-            existed = (
+            is_updated = (
                 connection.execute(update(RESPONSES).where(condition).values(row)).rowcount > 0
             )
-            if existed:
-                items.add(connection, row, _list_items(stored))
-        if existed:
+            if is_updated:
+                items.add(connection, row, _list_items(record))
+        if is_updated:
             self._note_put(row)
-        return existed
+        return is_updated
 
     def _hold(self, ids: list[str], expiry: float) -> set[str]:
         condition = RESPONSES.c.id.in_(ids) & RESPONSES.c.held_until.is_not(None)
@@ -214,10 +214,10 @@ class SqlResponseStore:
             responses = items.find_responses(connection, missing_ids, owner)
         size = sum(len(orjson.dumps(item)) for item in records.values())
         for response, item_ids in responses.items():
-            if size > max_bytes or (stored := self._get(response, owner)) is None:
+            if size > max_bytes or (record := self._get(response, owner)) is None:
                 continue
             selection = {
-                item["id"]: item for item in _list_items(stored) if item.get("id") in item_ids
+                item["id"]: item for item in _list_items(record) if item.get("id") in item_ids
             }
             size += sum(len(orjson.dumps(item)) for item in selection.values())
             records |= selection
@@ -259,12 +259,12 @@ class SqlResponseStore:
     def _delete(self, id: str, owner: str) -> bool:
         statement = delete(RESPONSES).where(RESPONSES.c.id == id, RESPONSES.c.owner == owner)
         with self._engine.begin() as connection:
-            existed = connection.execute(statement).rowcount > 0
-            if existed:
+            is_deleted = connection.execute(statement).rowcount > 0
+            if is_deleted:
                 items.remove(connection, [id])
         if self._is_sqlite:
             shrink(self._engine)
-        return existed
+        return is_deleted
 
     def _sweep(self) -> None:
         """Remove surplus responses. A failure is only logged: deleting, too, may fail on a full
@@ -351,24 +351,24 @@ def _remove_oldest(connection: Connection, owner: str, count: int, num_bytes: in
         connection.execute(delete(RESPONSES).where(RESPONSES.c.id.in_(ids[start : start + 500])))
 
 
-def _to_row(stored: StoredResponse) -> dict[str, Any]:
-    response = stored.response
-    input_json = orjson.dumps(stored.input)
+def _to_row(record: StoredResponse) -> dict[str, Any]:
+    response = record.response
+    input_json = orjson.dumps(record.input)
     output = orjson.dumps(response["output"]) if "output" in response else None
     if output is not None:
         response = response | {"output": None}
     response_json = orjson.dumps(response)
     return {
-        "id": stored.id,
-        "owner": stored.owner,
-        "created": stored.created,
-        "previous": stored.previous,
+        "id": record.id,
+        "owner": record.owner,
+        "created": record.created,
+        "previous": record.previous,
         "response": response_json.decode(),
         "input": input_json.decode(),
         "output": None if output is None else output.decode(),
         "size": len(input_json) + len(output or b""),
         "num_bytes": len(response_json) + len(input_json) + len(output or b""),
-        "held_until": stored.held_until,
+        "held_until": record.held_until,
     }
 
 
@@ -387,5 +387,5 @@ def _from_row(row: Any) -> StoredResponse:
     )
 
 
-def _list_items(stored: StoredResponse) -> list[dict[str, Any]]:
-    return [*stored.input, *(stored.response.get("output") or ())]
+def _list_items(record: StoredResponse) -> list[dict[str, Any]]:
+    return [*record.input, *(record.response.get("output") or ())]

@@ -138,8 +138,8 @@ class _Reading:
         name, params, *_, body = parts
         if params.children:
             raise BadGrammar("templates are not supported")
-        spaced = bool(self._ignored) and not _is_terminal(name)
-        self._add(_plain(name), _Body(spaced).node(body))
+        has_spaces = bool(self._ignored) and not _is_terminal(name)
+        self._add(_plain(name), _Body(has_spaces).node(body))
 
     def _add(self, name: str, body: Node) -> None:
         if name in self._rules:

@@ -185,7 +185,7 @@ def make_parser(
     skip_special_tokens: bool = True,
     new_id: NewId | None = None,
     custom: Collection[str] = (),
-    sound: bool = False,
+    is_sound: bool = False,
     may_spell: bool = False,
     repairs: bool = True,
 ) -> Parser:
@@ -207,7 +207,7 @@ def make_parser(
     offered_tools = OfferedTools(tools)
     calls = Calls(out, offered_tools, new_id or forms.tools.new_id, parallel, custom, repairs)
     output = Output(out, calls, forms.reasoning.framing, forms.trail)
-    context = ParsingContext(lexicon, output, forms.tools, forms.reasoning, starts_in, sound)
+    context = ParsingContext(lexicon, output, forms.tools, forms.reasoning, starts_in, is_sound)
     reads = tool_parser or reasoning_parser
     reader: TextReader = Reader(read_message(context)) if reads else Verbatim(out)
     return Parser(

@@ -213,7 +213,7 @@ class Sections:
             return (yield from self._finish(context))
         if inline:
             context.calls.write_json(inline.rstrip())
-        context.calls.close(spoiled=marker == self.call and not inline, is_fragile=not inline)
+        context.calls.close(is_spoiled=marker == self.call and not inline, is_fragile=not inline)
         return marker
 
     def _arguments_text(self, context: ParsingContext) -> Subroutine:

@@ -40,11 +40,13 @@ class JsonScan:
         """Follow ``text[start:end]``. Return the index just past the value, or ``end``."""
         end = len(text) if end is None else end
         if self._depth and not self._escaped and end - start <= SHORT:
-            depth, closing, in_string, escaped, broken = follow(text[start:end], self.in_string)
+            depth, closing, in_string, is_escaped, is_broken = follow(
+                text[start:end], self.in_string
+            )
             if self._depth > closing:
                 self._depth += depth
-                self.in_string, self._escaped = in_string, escaped
-                self.broken = self.broken or broken
+                self.in_string, self._escaped = in_string, is_escaped
+                self.broken = self.broken or is_broken
                 return end
         return self._follow(text, start, end)
 

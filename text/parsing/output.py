@@ -66,8 +66,8 @@ class Fence:
         return Fence(self._mark)
 
     def write(self, text: str) -> None:
-        first, *lines = text.split("\n")
-        self._extend(first)
+        first_line, *lines = text.split("\n")
+        self._extend(first_line)
         for line in lines:
             self.end_line()
             self.line = ""
@@ -326,7 +326,7 @@ class Calls:
         if not self._muted:
             self._out.arguments(self.num - 1, text)
 
-    def close(self, spoiled: bool = False, is_fragile: bool = False) -> None:
+    def close(self, is_spoiled: bool = False, is_fragile: bool = False) -> None:
         """Finish the call. A call without any arguments gets ``{}``.
 
         ``spoiled``: a value was not closed by its own tag, so it may be incomplete.
@@ -334,7 +334,7 @@ class Calls:
         """
         self._is_fragile = is_fragile
         self._flush()
-        self._spoiled |= spoiled
+        self._spoiled |= is_spoiled
         if not "".join(self._parts).strip():
             self.write("{}")
         outcome = self._judge()

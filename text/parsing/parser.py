@@ -181,7 +181,7 @@ class Parser:
 class DeltaParser(Protocol):
     """Foreign parser that makes events from one answer, except the ends of calls."""
 
-    def feed(self, text: str, token_ids: Sequence[int], finished: bool) -> list[ParserEvent]: ...
+    def feed(self, text: str, token_ids: Sequence[int], is_finished: bool) -> list[ParserEvent]: ...
 
 
 class ParserFallback(Protocol):
@@ -239,16 +239,16 @@ class DeltaReader:
     def end(self, by_model: bool) -> None:
         if self._held is not None and not by_model:
             self._feed(*self._held)
-        self._feed("", [], finished=True)
+        self._feed("", [], is_finished=True)
         if self._output.calls.open:
             self._output.calls.end(by_model)
 
-    def _feed(self, text: str, token_ids: list[int], finished: bool = False) -> None:
+    def _feed(self, text: str, token_ids: list[int], is_finished: bool = False) -> None:
         if self._parser is None:
             self._output.content.write(text)
             return
         try:
-            events = self._parser.feed(text, token_ids, finished)
+            events = self._parser.feed(text, token_ids, is_finished)
         except Exception as error:  # whatever it is, the answer continues
             logger.warning("the fallback parser failed (%s): the rest becomes content", type(error))
             self._parser = None

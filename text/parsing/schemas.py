@@ -523,12 +523,12 @@ def _inside(schema: Mapping[str, Any], value: Any) -> Iterator[tuple[Any, Any]]:
         yield from _members(schema, value)
     elif isinstance(value, list):
         schemas = [schema.get(name) for name in ("items", "contains", "unevaluatedItems")]
-        first = schema.get("prefixItems")
-        first = first if isinstance(first, list) else schema.get("items")
-        first = first if isinstance(first, list) else []
+        prefix_items = schema.get("prefixItems")
+        prefix_items = prefix_items if isinstance(prefix_items, list) else schema.get("items")
+        prefix_items = prefix_items if isinstance(prefix_items, list) else []
         for part in filter(_is_schema, schemas):
             yield from ((part, part_value) for part_value in value)
-        yield from zip(first, value, strict=False)
+        yield from zip(prefix_items, value, strict=False)
 
 
 def _members(schema: Mapping[str, Any], value: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:

@@ -448,8 +448,8 @@ class CallValue(Tagged):
     def _is_interrupted(self, text: str, place: int) -> bool:
         """Return True if a parameter opens after the end of a call, without a call before it."""
         marks = self._held.marks if self._held else ()
-        first = next((position for kind, position, _ in marks if kind is _Mark.END), place)
-        if place <= first or not self._closing.parameter:
+        end_position = next((position for kind, position, _ in marks if kind is _Mark.END), place)
+        if place <= end_position or not self._closing.parameter:
             return False
-        opening = text.find(self._closing.parameter, first, place)
-        return opening >= 0 and text.find(self._closing.call, first, opening) < 0
+        opening = text.find(self._closing.parameter, end_position, place)
+        return opening >= 0 and text.find(self._closing.call, end_position, opening) < 0

@@ -340,7 +340,7 @@ class _Call:
             return DONE
         with ArgumentsWriter(calls) as arguments:
             marker = yield from self._parameters(arguments)
-        calls.close(spoiled=marker == FORCED)
+        calls.close(is_spoiled=marker == FORCED)
         return marker
 
     def _header(
@@ -405,10 +405,10 @@ class _Call:
         try:
             marker = yield self._value(end.write, arguments)
         except Ended:
-            end.end(closed=True)
+            end.end(is_closed=True)
             raise
         is_closed = marker not in (DONE, FORCED)
-        is_broken = end.end(closed=is_closed)
+        is_broken = end.end(is_closed=is_closed)
         own_tags = tags.parameter.rstrip("=").partition(" ")[0], tags.parameter_end
         text = arguments.text
         head = text.lstrip()

@@ -83,13 +83,13 @@ class MisspeltEnd:
         if end:
             self._sink(text[:end])
 
-    def end(self, closed: bool) -> bool:
+    def end(self, is_closed: bool) -> bool:
         """Return True if a tag of the format is left in the value, which its own tag ``closed``."""
         tag, self._held = self._held, ""
-        if not tag or (not closed and self._is_own(tag)):
+        if not tag or (not is_closed and self._is_own(tag)):
             return self._holds_another()
         self._sink(tag)
-        if not closed and (FRAGMENT in tag or self._is_unopened(tag)):
+        if not is_closed and (FRAGMENT in tag or self._is_unopened(tag)):
             return True
         return self._holds_another()
 

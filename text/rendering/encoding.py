@@ -213,8 +213,10 @@ def _find_boundary(window: TokenWindow, position: int) -> int:
 
 def _find_seam(window: TokenWindow, next_window: TokenWindow) -> tuple[int, int] | None:
     """Return the first place in the second half of the overlap where both windows' tokens agree."""
-    first = bisect_left(window.starts, next_window.begin + (window.end - next_window.begin) // 2)
-    for i in range(first, len(window.ids) - AGREED):
+    first_start = bisect_left(
+        window.starts, next_window.begin + (window.end - next_window.begin) // 2
+    )
+    for i in range(first_start, len(window.ids) - AGREED):
         j = bisect_left(next_window.starts, window.starts[i])
         is_same = next_window.ids[j : j + AGREED] == window.ids[i : i + AGREED]
         starts = next_window.starts[j : j + AGREED] == window.starts[i : i + AGREED]

@@ -113,7 +113,7 @@ class SpecialText:
             return False
         if any(mark_text in text for mark_text in HIDING):
             return False
-        return not any(first in text for first in self._firsts) or not self.count(text)
+        return not any(first_char in text for first_char in self._firsts) or not self.count(text)
 
     def _count(self, text: str, pattern: re.Pattern[str] | None) -> int:
         return sum(1 for _ in _find(text, pattern, self._longest))
@@ -195,8 +195,8 @@ def _compile(tokens: Sequence[str]) -> re.Pattern[str] | None:
     """Compile a pattern that matches the empty string wherever a token begins, in linear time."""
     if not tokens:
         return None
-    first = "".join(sorted({re.escape(token[0]) for token in tokens}))
-    return re.compile(f"(?=[{first}])(?={_write_trie(sorted(set(tokens)), 0)})", re.DOTALL)
+    first_chars = "".join(sorted({re.escape(token[0]) for token in tokens}))
+    return re.compile(f"(?=[{first_chars}])(?={_write_trie(sorted(set(tokens)), 0)})", re.DOTALL)
 
 
 def _write_trie(tokens: Sequence[str], depth: int) -> str:

@@ -265,12 +265,12 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         check_product(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
-    def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if type(called) is not Macro:
-            return super().call(context, called, *args, **kwargs)
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if type(function) is not Macro:
+            return super().call(context, function, *args, **kwargs)
         kwargs.pop("_block_vars", None)
         kwargs.pop("_loop_vars", None)
-        return called(context.eval_ctx, *args, **kwargs)
+        return function(context.eval_ctx, *args, **kwargs)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is not dict or attribute in DICT_ATTRIBUTES:

@@ -242,9 +242,9 @@ def check_block_head(case: InspectionCase) -> Iterator[Violation]:
     """Check the head. A block draft without its own head uses the target's, as the library exports
     it."""
     draft, target = case.draft, case.target
-    reduced = draft.draft_vocab_size != draft.vocab_size
+    is_reduced = draft.draft_vocab_size != draft.vocab_size
     is_narrow = target is not None and target.hidden_size not in (None, draft.hidden_size)
-    if "lm_head.weight" not in case.tensors and (reduced or is_narrow):
+    if "lm_head.weight" not in case.tensors and (is_reduced or is_narrow):
         yield error(
             "lm_head.weight is missing and the target's cannot stand in: another shape",
             "export the draft again, with its head",

@@ -321,10 +321,10 @@ def check_layers_ascending(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_layers_agree(case: InspectionCase) -> Iterator[Violation]:
-    top, nested = case.draft.read.get(LAYER_IDS), case.draft.eagle_config.get(LAYER_IDS)
-    if top and nested and top != nested:
+    top, nested_ids = case.draft.read.get(LAYER_IDS), case.draft.eagle_config.get(LAYER_IDS)
+    if top and nested_ids and top != nested_ids:
         yield warning(
-            f"{LAYER_IDS} is {top} at the top level and {nested} in eagle_config",
+            f"{LAYER_IDS} is {top} at the top level and {nested_ids} in eagle_config",
             "keep the one it was trained with, in eagle_config; vLLM captures those on top",
         )
 

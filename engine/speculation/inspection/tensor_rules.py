@@ -55,10 +55,10 @@ def format_names(names: list[str]) -> str:
 
 
 def check_prefix(case: InspectionCase) -> Iterator[Violation]:
-    prefixed = [name for name in case.tensors if name.startswith("model.")]
-    if prefixed:
+    prefixed_names = [name for name in case.tensors if name.startswith("model.")]
+    if prefixed_names:
         yield error(
-            f"{len(prefixed)} tensors carry the prefix 'model.' ({prefixed[0]}), "
+            f"{len(prefixed_names)} tensors carry the prefix 'model.' ({prefixed_names[0]}), "
             "which vLLM adds itself",
             "strip it: export for vLLM",
         )

@@ -154,8 +154,8 @@ def read_entry(file: Path, base: int, entry: Any) -> TensorEntry | None:
 def check_extent(file: Path, name: str, tensor: TensorEntry, size: int) -> None:
     if tensor.start + tensor.num_bytes > size:
         raise make_truncated_error(file, size, tensor.start + tensor.num_bytes)
-    expected = ITEM_BYTES.get(tensor.dtype)
-    if expected is not None and expected * prod(tensor.shape) != tensor.num_bytes:
+    item_bytes = ITEM_BYTES.get(tensor.dtype)
+    if item_bytes is not None and item_bytes * prod(tensor.shape) != tensor.num_bytes:
         raise make_malformed_error(
             file, f"{name!r} has {tensor.num_bytes} bytes for {tensor.dtype} {list(tensor.shape)}"
         )
@@ -169,10 +169,10 @@ def make_lfs_pointer_error(file: Path) -> InvalidCheckpoint:
     )
 
 
-def make_truncated_error(file: Path, size: int, needed: int) -> InvalidCheckpoint:
+def make_truncated_error(file: Path, size: int, needed_size: int) -> InvalidCheckpoint:
     return InvalidCheckpoint(
         "weights-truncated",
-        f"{file.name} ends after {size} bytes where its header needs at least {needed}",
+        f"{file.name} ends after {size} bytes where its header needs at least {needed_size}",
         "download or copy the file again",
     )
 

@@ -33,8 +33,8 @@ from eaglegate.server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS
 
 def _tool_tag(value: Any) -> str:
     kind = type_of(value)
-    hosted = isinstance(kind, str) and kind not in ("function", "custom")
-    return "Hosted" if hosted else call_tag(value)
+    is_hosted = isinstance(kind, str) and kind not in ("function", "custom")
+    return "Hosted" if is_hosted else call_tag(value)
 
 
 def _part_tag(value: Any) -> str:

@@ -81,11 +81,13 @@ def end_stream(
     metrics = answer_metrics(list(ends.values()), job, context)
     if not (job.display.include_usage or metrics):
         return SSE_DONE
-    last: dict[str, Any] = {"choices": [], **metrics}
+    last_chunk: dict[str, Any] = {"choices": [], **metrics}
     if job.display.include_usage:
-        last["usage"] = usage_object({i: end.usage for i, end in ends.items()}, job.question.n)
-        last |= timings_object(ends)
-    return head + b"," + orjson.dumps(last)[1:] + b"\n\n" + SSE_DONE
+        last_chunk["usage"] = usage_object(
+            {i: end.usage for i, end in ends.items()}, job.question.n
+        )
+        last_chunk |= timings_object(ends)
+    return head + b"," + orjson.dumps(last_chunk)[1:] + b"\n\n" + SSE_DONE
 
 
 def answer_metrics(ends: list[Finish], job: Job, context: EncodingContext) -> dict[str, Any]:
@@ -127,11 +129,15 @@ class ChatStream:
 
     def encode(self, choice: int, events: list[Event]) -> bytes:
         """Return the frames for one step of one choice; may be empty."""
-        first = events[0]
-        if len(events) == 1 and choice in self._opened and (delta := self._delta(choice, first)):
+        first_event = events[0]
+        if (
+            len(events) == 1
+            and choice in self._opened
+            and (delta := self._delta(choice, first_event))
+        ):
             return self._heads[choice] + delta + self._plain
-        if isinstance(first, UsageDelta):
-            self._carry(first)
+        if isinstance(first_event, UsageDelta):
+            self._carry(first_event)
             events = events[1:]
         frames = [] if choice in self._opened else [self._opening(choice, events[0])]
         extra: dict[str, Any] = {}
@@ -163,12 +169,12 @@ class ChatStream:
         self._tail = usage_tail(delta)
         self._plain = PLAIN + self._tail
 
-    def _opening(self, choice: int, first: Event) -> bytes:
+    def _opening(self, choice: int, first_event: Event) -> bytes:
         self._opened.add(choice)
         context = self._context
         frame = self._heads[choice] + b'"role":"assistant","content":""' + PLAIN
-        if isinstance(first, PromptEcho):
-            frame += b"," + orjson.dumps(prompt_fields(first, self._job, context))[1:-1]
+        if isinstance(first_event, PromptEcho):
+            frame += b"," + orjson.dumps(prompt_fields(first_event, self._job, context))[1:-1]
         return frame + self._tail
 
     def _delta(self, choice: int, event: Event) -> bytes:
@@ -177,8 +183,8 @@ class ChatStream:
             case ContentDelta(text):
                 return b'"content":' + orjson.dumps(text)
             case ReasoningDelta(text):
-                encoded = orjson.dumps(text)
-                return b",".join([name + encoded for name in self._reasoning])
+                text_json = orjson.dumps(text)
+                return b",".join([name + text_json for name in self._reasoning])
             case ToolCallDelta(index, text):
                 member = CUSTOM_DELTA if (choice, index) in self._custom else FUNCTION_DELTA
                 return member % (index, orjson.dumps(text))

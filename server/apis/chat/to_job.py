@@ -79,7 +79,7 @@ def make_chat_job(request: ChatRequest, served_model: ServedModel, caller: Calle
             served_model,
             include_reasoning=includes_reasoning(request),
             prompt_text=bool(request.return_prompt_text),
-            repeated=service_tier(request.service_tier),
+            repeated_fields=service_tier(request.service_tier),
         ),
         affinity=request.session_id or request.prompt_cache_key or request.user,
         reasons=chat_effort(request) not in (None, "none"),
@@ -139,9 +139,9 @@ def _make_policy(request: ChatRequest, served_model: ServedModel, notices: Notic
     if not request.tools and choice is None:
         return ToolPolicy(parallel=parallel is not False)
     functions, custom = list_offered_tools(request.tools or (), notices)
-    hosted = {t.type: t.type for t in request.tools or () if isinstance(t, HostedTool)}
+    hosted_tools = {t.type: t.type for t in request.tools or () if isinstance(t, HostedTool)}
     return tools.make_policy(
-        functions, choice, parallel, served_model, custom=custom, hosted=hosted
+        functions, choice, parallel, served_model, custom=custom, hosted_tools=hosted_tools
     )
 
 

@@ -153,8 +153,10 @@ class CompletionWriter:
 
     def _top(self, position: PositionLogprobs) -> dict[str, float]:
         alternatives = {self.context.token(t.token_id): logprob_value(t) for t in position.top}
-        chosen = position.chosen
-        return alternatives | {self.context.token(chosen.token_id): logprob_value(chosen)}
+        chosen_token = position.chosen
+        return alternatives | {
+            self.context.token(chosen_token.token_id): logprob_value(chosen_token)
+        }
 
 
 def _writers(job: Job, context: EncodingContext) -> list[CompletionWriter]:
@@ -252,8 +254,8 @@ class CompletionFold:
         piece.join(self._writers[choice].piece(events))
         if piece.finish is not None:
             self._ends[choice] = piece.finish
-            encoded = orjson.dumps(_choice(choice, piece, self._job, self._context))
-            self._choices[choice] = orjson.Fragment(encoded)
+            choice_json = orjson.dumps(_choice(choice, piece, self._job, self._context))
+            self._choices[choice] = orjson.Fragment(choice_json)
             self._pieces[choice] = CompletionDelta()
 
     def result(self) -> dict[str, Any]:

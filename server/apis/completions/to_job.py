@@ -87,13 +87,13 @@ def make_completion_job(
 def _make_question(request: CompletionRequest, served_model: ServedModel) -> Question:
     prompts = _read_prompts(request, served_model.vocab_size)
     _check_num_choices(request, len(prompts))
-    echoed = request.logprobs if request.echo else None
+    echo_logprobs = request.logprobs if request.echo else None
     sampling = make_sampling(
         request,
         served_model,
         max_tokens=_max_tokens(request),
         logprobs=request.logprobs,
-        prompt_logprobs=read_prompt_logprobs(request, echoed),
+        prompt_logprobs=read_prompt_logprobs(request, echo_logprobs),
     )
     param, constraint = content_constraint(request, request.response_format)
     return Question(

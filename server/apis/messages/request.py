@@ -326,10 +326,10 @@ def _result(block: ToolResultBlock, path: str, media: MediaPolicy) -> dict[str, 
 
 
 def _mark_error(parts: list[TemplatePart]) -> list[TemplatePart]:
-    first = parts[0] if parts and isinstance(parts[0], str) else ""
-    if first.lower().startswith("error"):
+    first_text = parts[0] if parts and isinstance(parts[0], str) else ""
+    if first_text.lower().startswith("error"):
         return parts
-    return [f"Error: {first}", *(parts[1:] if parts and isinstance(parts[0], str) else parts)]
+    return [f"Error: {first_text}", *(parts[1:] if parts and isinstance(parts[0], str) else parts)]
 
 
 def _convert(block: OpenModel, path: str, role: str, media: MediaPolicy) -> TemplatePart:

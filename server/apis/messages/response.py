@@ -42,12 +42,12 @@ def _message(job: Job, usage: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _usage(prompt: int, cached: int, completion: int) -> dict[str, Any]:
+def _usage(prompt: int, cached_tokens: int, completion: int) -> dict[str, Any]:
     """Return the usage. Anthropic does not count cached tokens as input tokens."""
     return {
-        "input_tokens": prompt - cached,
+        "input_tokens": prompt - cached_tokens,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": cached,
+        "cache_read_input_tokens": cached_tokens,
         "output_tokens": completion,
     }
 
@@ -130,8 +130,8 @@ class MessageStream:
         signature = b""
         if self._open is ReasoningDelta:
             delta = {"type": "signature_delta", "signature": SIGNATURE}
-            signed = {"type": "content_block_delta", "index": self._index, "delta": delta}
-            signature = named_frame("content_block_delta", signed)
+            signature_event = {"type": "content_block_delta", "index": self._index, "delta": delta}
+            signature = named_frame("content_block_delta", signature_event)
         self._open = None
         stop = {"type": "content_block_stop", "index": self._index}
         return signature + named_frame("content_block_stop", stop)

@@ -95,16 +95,16 @@ def _read_format(request: MessagesRequest) -> tuple[str, Constraint | None]:
 
     Raises InvalidRequest.
     """
-    configured = request.output_config.format if request.output_config else None
-    if configured is not None and request.output_format is not None:
+    output_format = request.output_config.format if request.output_config else None
+    if output_format is not None and request.output_format is not None:
         raise InvalidRequest(
             f"'output_format' and '{FORMAT}' are mutually exclusive; give one.",
             param="output_format",
         )
-    shape = configured or request.output_format
+    shape = output_format or request.output_format
     if shape is None:
         return NO_CONSTRAINT
-    param = FORMAT if configured else "output_format"
+    param = FORMAT if output_format else "output_format"
     return param, schema_constraint(shape.schema_, f"{param}.schema", strict=True)
 
 
@@ -193,9 +193,11 @@ def _budget(request: MessagesRequest, served_model: ServedModel) -> int | None:
     """Return the thinking budget. It is ignored if the engine cannot enforce one, because
     Anthropic's clients always send it.
     """
-    enabled = request.thinking is not None and request.thinking.type == "enabled"
+    is_enabled = request.thinking is not None and request.thinking.type == "enabled"
     has_budget = served_model.thinking_budget is True
-    return request.thinking.budget_tokens if request.thinking and enabled and has_budget else None
+    return (
+        request.thinking.budget_tokens if request.thinking and is_enabled and has_budget else None
+    )
 
 
 def _thinking(request: CountTokensRequest) -> dict[str, Any]:
@@ -212,7 +214,7 @@ def _make_policy(
     request: CountTokensRequest, served_model: ServedModel, notices: Notices
 ) -> ToolPolicy:
     requested_choice = request.tool_choice
-    functions, hosted = _list_offers(request, notices)
+    functions, hosted_tools = _list_offers(request, notices)
     if requested_choice is None:
         return tools.make_policy(functions, None, None, served_model)
     if (requested_choice.type == "tool") != (requested_choice.name is not None):
@@ -225,7 +227,7 @@ def _make_policy(
         MODES[requested_choice.type], names, single=requested_choice.type == "tool"
     )
     parallel = not requested_choice.disable_parallel_tool_use
-    return tools.make_policy(functions, choice, parallel, served_model, hosted=hosted)
+    return tools.make_policy(functions, choice, parallel, served_model, hosted_tools=hosted_tools)
 
 
 def _list_offers(
@@ -233,15 +235,15 @@ def _list_offers(
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Return the client's tools as functions, and the types of hosted tools by name."""
     functions: list[dict[str, Any]] = []
-    hosted: dict[str, str] = {}
+    hosted_tools: dict[str, str] = {}
     for index, tool in enumerate(list_tools(request)):
         function = _function(tool, f"tools[{index}].name")
         if function is not None:
             functions.append({"type": "function", "function": function})
         else:
             tools.ignore_hosted(str(tool.type), notices)
-            hosted[tool.name or str(tool.type)] = str(tool.type)
-    return functions, hosted
+            hosted_tools[tool.name or str(tool.type)] = str(tool.type)
+    return functions, hosted_tools
 
 
 def _function(tool: MessageTool, param: str) -> dict[str, Any] | None:
@@ -339,8 +341,10 @@ def _text_editor(version: int, options: Mapping[str, Any]) -> Made:  # noqa: ARG
 
 def _memory(version: int, options: Mapping[str, Any]) -> Made:  # noqa: ARG001
     commands = ("view", "create", "str_replace", "insert", "delete", "rename")
-    renamed = {"old_path": TEXT, "new_path": TEXT}
-    properties = _file_properties() | {"command": _one_of(commands), "insert_text": TEXT} | renamed
+    rename_properties = {"old_path": TEXT, "new_path": TEXT}
+    properties = (
+        _file_properties() | {"command": _one_of(commands), "insert_text": TEXT} | rename_properties
+    )
     return f"Keeps notes in files below /memories. {EDITOR_DESCRIPTION}", _schema(
         properties, "command"
     )
@@ -386,8 +390,8 @@ def _file_properties() -> dict[str, Any]:
     }
 
 
-def _schema(properties: Mapping[str, Any], *required: str) -> dict[str, Any]:
-    requirement = {"required": [*required]} if required else {}
+def _schema(properties: Mapping[str, Any], *required_names: str) -> dict[str, Any]:
+    requirement = {"required": [*required_names]} if required_names else {}
     return {"type": "object", "properties": dict(properties), **requirement}
 
 

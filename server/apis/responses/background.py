@@ -102,10 +102,10 @@ class FrameLog:
     def compress(self) -> None:
         if not self._open:
             return
-        first = self.end - len(self._open)
+        first_open = self.end - len(self._open)
         lengths = b"".join(len(frame).to_bytes(4) for frame in self._open)
         content = len(self._open).to_bytes(4) + lengths + b"".join(self._open)
-        self._blocks.append((first, zlib.compress(content, 1)))
+        self._blocks.append((first_open, zlib.compress(content, 1)))
         self.num_bytes += len(self._blocks[-1][1])
         self._open, self._open_bytes = [], 0
         while self.num_bytes > MOST_BYTES and len(self._blocks) > 1:
@@ -117,13 +117,13 @@ class FrameLog:
             raise IndexError(number)
         if number in self._wholes:
             return self._wholes[number]
-        first = self.end - len(self._open)
-        if number >= first:
-            return self._open[number - first]
-        first, content = next(block for block in reversed(self._blocks) if block[0] <= number)
-        if self._cached[0] != first:
-            self._cached = first, _split_frames(zlib.decompress(content))
-        return self._cached[1][number - first]
+        first_open = self.end - len(self._open)
+        if number >= first_open:
+            return self._open[number - first_open]
+        first_open, content = next(block for block in reversed(self._blocks) if block[0] <= number)
+        if self._cached[0] != first_open:
+            self._cached = first_open, _split_frames(zlib.decompress(content))
+        return self._cached[1][number - first_open]
 
 
 def _split_frames(content: bytes) -> list[bytes]:
@@ -354,15 +354,15 @@ class BackgroundRuns:
 
     async def hold(self, store: SqlResponseStore) -> None:
         """Renew the running responses, and cancel those that another gateway settled or deleted."""
-        running = {run.id: run for run in self._runs.values() if not run.ended}
-        if not running:
+        runs = {run.id: run for run in self._runs.values() if not run.ended}
+        if not runs:
             return
         try:
-            held_ids = await store.hold(list(running), time.time() + HOLD_S)
+            held_ids = await store.hold(list(runs), time.time() + HOLD_S)
         except StoreFailed:
             return
-        for id in running.keys() - held_ids:
-            await running[id].cancel()
+        for id in runs.keys() - held_ids:
+            await runs[id].cancel()
 
     async def finish(self, timeout_s: float) -> None:
         """Wait until all runs have ended and are stored, for at most ``timeout_s``."""

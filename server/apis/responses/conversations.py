@@ -91,10 +91,12 @@ class ConversationsService:
         return _to_object(await self.get(id, caller))
 
     async def update(self, id: str, request: ConversationUpdate, caller: Caller) -> dict[str, Any]:
-        old = await self.get(id, caller)
-        new = StoredConversation(id, old.owner, old.created, request.metadata)
-        await self.store.put(new)
-        return _to_object(new)
+        conversation = await self.get(id, caller)
+        replacement = StoredConversation(
+            id, conversation.owner, conversation.created, request.metadata
+        )
+        await self.store.put(replacement)
+        return _to_object(replacement)
 
     async def delete(self, id: str, caller: Caller) -> dict[str, Any]:
         await self.get(id, caller)
@@ -170,8 +172,10 @@ async def resolve_references(
     for reference in references:
         if reference["id"] not in present_ids and reference["id"] not in referents:
             raise _item_not_found(reference, gateway)
-    resolved = (referents.get(item["id"]) if item["type"] == REFERENCE else item for item in items)
-    return [item for item in resolved if item is not None]
+    resolved_items = (
+        referents.get(item["id"]) if item["type"] == REFERENCE else item for item in items
+    )
+    return [item for item in resolved_items if item is not None]
 
 
 async def _find_items(
@@ -217,20 +221,20 @@ def make_page(items: ItemList, limit: int, order: PageOrder, after: str | None) 
     Raises InvalidRequest if ``after`` is no item: a client that reads page after page would begin
     anew forever.
     """
-    ordered = items if order == "asc" else items[::-1]
+    ordered_items = items if order == "asc" else items[::-1]
     if after is not None:
-        ids = [item["id"] for item in ordered]
+        ids = [item["id"] for item in ordered_items]
         if after not in ids:
             raise InvalidRequest(
                 f"'after' must be the id of an item in this list; given '{after[:100]}'.",
                 param="after",
             )
-        ordered = ordered[ids.index(after) + 1 :]
-    page = ordered[:limit]
+        ordered_items = ordered_items[ids.index(after) + 1 :]
+    page = ordered_items[:limit]
     return {
         "object": "list",
         "data": page,
-        "has_more": len(ordered) > limit,
+        "has_more": len(ordered_items) > limit,
         "first_id": page[0]["id"] if page else "",
         "last_id": page[-1]["id"] if page else "",
     }

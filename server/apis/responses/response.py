@@ -140,11 +140,11 @@ class ResponseBuilder:
 
     def _tool_name(self, name: str) -> dict[str, str]:
         """Return the name of a called tool as the client wrote it."""
-        namespaced = self._job.question.tool_policy.namespaces.get(name)
+        namespace = self._job.question.tool_policy.namespaces.get(name)
         return (
             {"name": name}
-            if namespaced is None
-            else {"namespace": namespaced[0], "name": namespaced[1]}
+            if namespace is None
+            else {"namespace": namespace[0], "name": namespace[1]}
         )
 
     def _content(self, text: str) -> Iterator[ResponseEvent]:
@@ -206,17 +206,17 @@ class ResponseBuilder:
 
 
 def _select_last(
-    text: str, pending: list[PositionLogprobs], context: EncodingContext
+    text: str, positions: list[PositionLogprobs], context: EncodingContext
 ) -> list[PositionLogprobs]:
     """Return the last positions, as many as ``text`` needs: the earlier ones belong to a marker and
     white space.
     """
     length = len(text)
-    for index in range(len(pending) - 1, -1, -1):
-        length -= len(context.token(pending[index].chosen.token_id))
+    for index in range(len(positions) - 1, -1, -1):
+        length -= len(context.token(positions[index].chosen.token_id))
         if length <= 0:
-            return pending[index:]
-    return pending
+            return positions[index:]
+    return positions
 
 
 def _usage(finish: Finish) -> dict[str, Any]:

@@ -249,8 +249,8 @@ class ResponsesService:
         if run is not None:
             await run.cancel()
             return await self.get(id, caller)
-        stored = await self._load(id, caller)
-        response = _current_response(stored)
+        record = await self._load(id, caller)
+        response = _current_response(record)
         if not response.get("background"):
             raise InvalidRequest(
                 f"'{id}' was not created with 'background', so it cannot be cancelled.",
@@ -258,15 +258,15 @@ class ResponsesService:
             )
         if response["status"] != "in_progress":
             return response
-        return await self._cancel_elsewhere(stored, caller)
+        return await self._cancel_elsewhere(record, caller)
 
-    async def _cancel_elsewhere(self, stored: StoredResponse, caller: Caller) -> dict[str, Any]:
+    async def _cancel_elsewhere(self, record: StoredResponse, caller: Caller) -> dict[str, Any]:
         """Mark the response as cancelled; the gateway that runs it stops it."""
         assert self._gateway.store is not None
-        cancelled = stored.response | {"status": "cancelled"}
-        if await self._gateway.store.settle(replace(stored, response=cancelled)):
-            return cancelled
-        return _current_response(await self._load(stored.id, caller))
+        cancelled_response = record.response | {"status": "cancelled"}
+        if await self._gateway.store.settle(replace(record, response=cancelled_response)):
+            return cancelled_response
+        return _current_response(await self._load(record.id, caller))
 
     def _follow(
         self, run: BackgroundRun, caller: Caller, obfuscates: bool, number: int = -1
@@ -345,12 +345,12 @@ def _read_request(
     return request, read_input(request, reader, media)
 
 
-def _current_response(stored: StoredResponse) -> dict[str, Any]:
+def _current_response(record: StoredResponse) -> dict[str, Any]:
     """Return the response in its current state: failed if its gateway no longer renews it."""
-    response = stored.response
+    response = record.response
     if response["status"] not in ("queued", "in_progress"):
         return response
-    if stored.held_until is not None and stored.held_until > time.time():
+    if record.held_until is not None and record.held_until > time.time():
         return response | {"status": "in_progress"}
     error = {
         "code": "server_error",

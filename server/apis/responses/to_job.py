@@ -284,8 +284,8 @@ def make_response_policy(
         served_model,
         custom={tool.name: tool.grammar for tool in offers if tool.custom},
         namespaces=namespaces,
-        hosted={tool.type: tool.type for tool in request.tools or () if _is_hosted(tool)},
-        defined=frozenset(tool.name for tool in offers if tool.defined),
+        hosted_tools={tool.type: tool.type for tool in request.tools or () if _is_hosted(tool)},
+        defined_names=frozenset(tool.name for tool in offers if tool.defined),
     )
 
 
@@ -368,16 +368,16 @@ def _read_choice(
     namespaces: Mapping[str, Namespaced],
     notices: Notices,
 ) -> tools.ToolSelection | None:
-    defined = frozenset(tool.name for tool in offers if tool.defined)
+    defined_names = frozenset(tool.name for tool in offers if tool.defined)
     match request.tool_choice:
         case None:
             return None
         case NamedChoice() as named:
             return tools.ToolSelection("required", (_flat_choice(named, namespaces),), single=True)
         case AllowedChoice(mode=mode, tools=allowed):
-            names = _allowed_names(allowed, namespaces, defined, notices)
+            names = _allowed_names(allowed, namespaces, defined_names, notices)
             return tools.ToolSelection(mode, tuple(names))
-        case HostedChoice(type=kind) if kind in defined:
+        case HostedChoice(type=kind) if kind in defined_names:
             return tools.ToolSelection("required", (kind,), single=True)
         case HostedChoice(type=kind):
             raise _unusable_choice(kind)
@@ -390,16 +390,16 @@ def _read_choice(
 def _allowed_names(
     choices: Sequence[NamedChoice | HostedChoice],
     namespaces: Mapping[str, Namespaced],
-    defined: frozenset[str],
+    defined_names: frozenset[str],
     notices: Notices,
 ) -> Iterator[str]:
     """Yield the names of the allowed tools. Hosted tools are ignored if another tool is allowed."""
-    if not any(isinstance(tool, NamedChoice) or tool.type in defined for tool in choices):
+    if not any(isinstance(tool, NamedChoice) or tool.type in defined_names for tool in choices):
         raise _unusable_choice(choices[0].type)
     for tool in choices:
         if isinstance(tool, NamedChoice):
             yield _flat_choice(tool, namespaces)
-        elif tool.type in defined:
+        elif tool.type in defined_names:
             yield tool.type
         else:
             notices.ignore(f"tool_choice.tools[{tool.type}]", "This gateway has no hosted tools")

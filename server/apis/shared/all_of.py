@@ -49,13 +49,13 @@ class _Merger:
             raise _TooMuch
         if not isinstance(schema, dict):
             return schema
-        expanded = walk_schema(schema, lambda part: self.read(part, depth + 1))
-        if not isinstance(expanded.get("allOf"), list) or not expanded["allOf"]:
-            return expanded
+        expanded_schema = walk_schema(schema, lambda part: self.read(part, depth + 1))
+        if not isinstance(expanded_schema.get("allOf"), list) or not expanded_schema["allOf"]:
+            return expanded_schema
         try:
-            return self._merge_parts(expanded, depth)
+            return self._merge_parts(expanded_schema, depth)
         except _Unmergeable:
-            return expanded
+            return expanded_schema
 
     def _merge_parts(self, schema: dict[str, Any], depth: int) -> dict[str, Any]:
         result = {name: part for name, part in schema.items() if name != "allOf"}

@@ -183,8 +183,8 @@ def _read_guided_fields(request: SamplingFields) -> Iterator[NamedConstraint]:
     if request.guided_choice is not None:
         yield "guided_choice", Constraint("choice", choices=tuple(request.guided_choice))
     if request.guided_grammar is not None:
-        written = to_ebnf(request.guided_grammar, "guided_grammar")
-        yield "guided_grammar", Constraint("grammar", written)
+        grammar = to_ebnf(request.guided_grammar, "guided_grammar")
+        yield "guided_grammar", Constraint("grammar", grammar)
 
 
 def check_bounds(schema: Any, param: str) -> None:
@@ -208,15 +208,15 @@ def check_bounds(schema: Any, param: str) -> None:
 
 def _walk(schema: Any) -> Iterator[tuple[str, Mapping[str, Any], int]]:
     """Yield every object in the schema with its path and nesting depth."""
-    waiting: list[tuple[str, Any, int]] = [("$", schema, 0)]
-    while waiting:
-        path, part, depth = waiting.pop()
+    stack: list[tuple[str, Any, int]] = [("$", schema, 0)]
+    while stack:
+        path, part, depth = stack.pop()
         if isinstance(part, dict):
             yield path, part, depth
             deeper = depth + ("type" in part or "properties" in part or "items" in part)
-            waiting += [(_extend_path(path, name), inner, deeper) for name, inner in part.items()]
+            stack += [(_extend_path(path, name), inner, deeper) for name, inner in part.items()]
         elif isinstance(part, list):
-            waiting += [(path, inner, depth) for inner in part if isinstance(inner, dict | list)]
+            stack += [(path, inner, depth) for inner in part if isinstance(inner, dict | list)]
 
 
 def _extend_path(path: str, name: str) -> str:

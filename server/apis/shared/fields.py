@@ -66,8 +66,8 @@ class RequestModel(BaseModel):
             return data
         if not cls.refused or cls.refused.keys().isdisjoint(data):
             return coerce_fields(cls, data)
-        refused = cls.refused.keys() & data.keys()
-        for name in refused:
+        refused_names = cls.refused.keys() & data.keys()
+        for name in refused_names:
             if data[name]:
                 raise InvalidRequest(
                     f"'{name}' is not supported: {cls.refused[name]}.",
@@ -75,8 +75,10 @@ class RequestModel(BaseModel):
                     code="unsupported_parameter",
                     details=cls.refusal_details.get(name),
                 )
-        supported = {name: value for name, value in data.items() if name not in refused}
-        return coerce_fields(cls, supported)
+        supported_fields = {
+            name: value for name, value in data.items() if name not in refused_names
+        }
+        return coerce_fields(cls, supported_fields)
 
 
 class OpenModel(BaseModel):
@@ -88,11 +90,11 @@ class OpenModel(BaseModel):
 def coerce_fields(model: type[BaseModel], data: Mapping[str, Any]) -> dict[str, Any]:
     """Convert numbers and switches given as text to the types of their fields."""
     kinds = _scalar_fields(model)
-    coerced = dict(data)
+    coerced_fields = dict(data)
     for name in data:
         if name in kinds and data[name].__class__ is not kinds[name]:
-            coerced[name] = _coerce(data[name], kinds[name])
-    return coerced
+            coerced_fields[name] = _coerce(data[name], kinds[name])
+    return coerced_fields
 
 
 @cache
@@ -114,9 +116,9 @@ def _plain_types(annotation: Any) -> set[type]:
     if origin is Literal:
         return {type(value) for value in arguments}
     if origin is None or not arguments or isinstance(origin, type):
-        plain = origin or annotation
+        plain_type = origin or annotation
         if not _is_union(annotation):
-            return set() if plain is type(None) else {plain}
+            return set() if plain_type is type(None) else {plain_type}
     return set().union(*map(_plain_types, arguments))
 
 

@@ -117,8 +117,8 @@ def _describe_answers(
     for status, description in sorted(errors):
         if str(status) not in responses:
             body = {"content": {"application/json": {"schema": _describe_error(path, status)}}}
-            empty = path == "/ping" and status == 503
-            responses[str(status)] = {"description": description, **({} if empty else body)}
+            is_empty = path == "/ping" and status == 503
+            responses[str(status)] = {"description": description, **({} if is_empty else body)}
 
 
 def _list_errors(path: str, method: str, is_open: bool) -> Iterator[tuple[int, str]]:

@@ -41,12 +41,14 @@ class EncodingContext:
         """
         if job.display.spec_metrics == "none" or not self.depth or not finish.decode:
             return None
-        detailed = job.display.spec_metrics == "detailed"
-        return {"speculative_decoding": speculative_decoding(finish.decode, self.depth, detailed)}
+        is_detailed = job.display.spec_metrics == "detailed"
+        return {
+            "speculative_decoding": speculative_decoding(finish.decode, self.depth, is_detailed)
+        }
 
 
 def speculative_decoding(
-    decode: Sequence[DecodeStep], depth: int, detailed: bool
+    decode: Sequence[DecodeStep], depth: int, is_detailed: bool
 ) -> dict[str, Any]:
     """Return one choice's speculation metrics under vLLM's field names, counting delivered tokens.
 
@@ -64,7 +66,7 @@ def speculative_decoding(
         "num_draft_tokens": totals.proposed,
         "num_spec_tokens": depth,
     }
-    if detailed:
+    if is_detailed:
         verify = [step for step in decode if step.drafted]
         out["per_step_accepted"] = [step.accepted for step in verify]
         out["per_step_drafted"] = [step.drafted for step in verify]

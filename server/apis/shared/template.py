@@ -152,8 +152,8 @@ def _list_parts(parts: Sequence[TemplatePart]) -> list[Mapping[str, str]]:
 
 def is_newest(roles: Sequence[str]) -> list[bool]:
     """Return for each message whether it is a user message that no assistant message follows."""
-    last = max((index for index, role in enumerate(roles) if role == "assistant"), default=-1)
-    return [role == "user" and index > last for index, role in enumerate(roles)]
+    last_index = max((index for index, role in enumerate(roles) if role == "assistant"), default=-1)
+    return [role == "user" and index > last_index for index, role in enumerate(roles)]
 
 
 def _short_kind(kind: str) -> str:
@@ -171,7 +171,7 @@ MAX_TEMPLATE_CHARS = 256 << 10
 
 
 def template_kwargs(
-    served_model: ServedModel, requested: Mapping[str, Any] | None, **derived: Any
+    served_model: ServedModel, requested: Mapping[str, Any] | None, **derived_kwargs: Any
 ) -> dict[str, Any]:
     """Merge the operator's variables, variables derived from other fields (``derived``) and the
     request's own.
@@ -180,7 +180,7 @@ def template_kwargs(
     InvalidRequest.
     """
     if not requested:
-        return {**served_model.template_kwargs, **derived}
+        return {**served_model.template_kwargs, **derived_kwargs}
     variables = {name: value for name, value in requested.items() if name != "chat_template"}
     for name in variables:
         if name in RESERVED or name in GLOBALS:
@@ -189,7 +189,7 @@ def template_kwargs(
                 "gateway or the tokenizer. Leave it out.",
                 param=f"{PARAM}.{name}",
             )
-    return {**served_model.template_kwargs, **derived, **variables}
+    return {**served_model.template_kwargs, **derived_kwargs, **variables}
 
 
 def own_template(
@@ -224,9 +224,9 @@ def effort_kwargs(effort: str | None) -> dict[str, Any]:
     return {"reasoning_effort": effort, **(thinking_kwargs(False) if effort == "none" else {})}
 
 
-def thinking_kwargs(enabled: bool | None) -> dict[str, Any]:
+def thinking_kwargs(is_enabled: bool | None) -> dict[str, Any]:
     """Return both common names of the thinking switch; empty if the template decides."""
-    return {} if enabled is None else {"enable_thinking": enabled, "thinking": enabled}
+    return {} if is_enabled is None else {"enable_thinking": is_enabled, "thinking": is_enabled}
 
 
 def custom_call(id: str, name: str, text: str) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def make_job(
             caller.workload,
             served_model.workloads,
             tools=question.tool_policy.choice != "none",
-            structured=question.constraint is not None,
+            is_structured=question.constraint is not None,
             reasoning=reasons,
         ),
         template=_fingerprint_prompt(question.prompts[0]),
@@ -120,7 +120,7 @@ def make_display(
     prompt_text: bool = False,
     echo: bool = False,
     echo_only: bool = False,
-    repeated: Mapping[str, Any] = NOTHING,
+    repeated_fields: Mapping[str, Any] = NOTHING,
 ) -> Display:
     """Make the Display of a chat completion or completion. Raises InvalidRequest."""
     options = request.stream_options or NO_OPTIONS
@@ -142,7 +142,7 @@ def make_display(
         return_steps=bool(request.return_steps),
         returns_prompt_text=prompt_text,
         token_names="ids" if request.return_tokens_as_token_ids else "text",
-        repeated=repeated,
+        repeated=repeated_fields,
     )
 
 
@@ -190,7 +190,7 @@ def make_sampling(
             f"{request.min_tokens}.",
             param="min_tokens",
         )
-    bias, allowed_ids, banned = request.logit_bias, request.allowed_token_ids, request.bad_words
+    bias, allowed_ids, bad_words = request.logit_bias, request.allowed_token_ids, request.bad_words
     repetition = request.repetition_detection
     return Sampling(
         max_tokens=limit,
@@ -207,7 +207,7 @@ def make_sampling(
         allowed_token_ids=_read_token_ids(allowed_ids, served_model.vocab_size)
         if allowed_ids
         else (),
-        bad_words=_read_bad_words(banned) if banned else (),
+        bad_words=_read_bad_words(bad_words) if bad_words else (),
         thinking_token_budget=thinking_budget(request.thinking_token_budget, served_model),
         repetition=None if repetition is None else _read_repetition(repetition),
         stop_token_ids=tuple(request.stop_token_ids or ()),
@@ -272,7 +272,7 @@ def _read_bad_words(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def read_prompt_logprobs(request: SamplingFields, echoed: int | None = None) -> int | None:
+def read_prompt_logprobs(request: SamplingFields, echo_logprobs: int | None = None) -> int | None:
     """Return the number of prompt log probabilities; ``echoed`` is the number that ``echo`` needs.
 
     Raises InvalidRequest.
@@ -283,13 +283,13 @@ def read_prompt_logprobs(request: SamplingFields, echoed: int | None = None) -> 
             "'prompt_logprobs' cannot be streamed; leave out 'stream': true.",
             param="prompt_logprobs",
         )
-    if None not in (count, echoed) and count != echoed:
+    if None not in (count, echo_logprobs) and count != echo_logprobs:
         raise InvalidRequest(
             f"'echo' also returns the prompt's log probabilities: 'prompt_logprobs' of {count} "
-            f"must equal 'logprobs' of {echoed}, or be left out.",
+            f"must equal 'logprobs' of {echo_logprobs}, or be left out.",
             param="prompt_logprobs",
         )
-    return echoed if count is None else count
+    return echo_logprobs if count is None else count
 
 
 def read_stops(stop: str | list[str] | None, param: str = "stop") -> tuple[str, ...]:

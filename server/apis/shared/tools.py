@@ -58,8 +58,8 @@ def make_policy(
     *,
     custom: Mapping[str, TextGrammar | None] | None = None,
     namespaces: Mapping[str, Namespaced] | None = None,
-    hosted: Mapping[str, str] | None = None,
-    defined: frozenset[str] = frozenset(),
+    hosted_tools: Mapping[str, str] | None = None,
+    defined_names: frozenset[str] = frozenset(),
 ) -> ToolPolicy:
     """Make the policy of a request. Raises InvalidRequest.
 
@@ -70,7 +70,7 @@ def make_policy(
         choice = ToolSelection("auto" if tools else "none")
     functions = tuple(tools)
     if choice.mode != "none":
-        _check_hosted(functions, choice, hosted or {})
+        _check_hosted(functions, choice, hosted_tools or {})
         _check_offered(functions, choice, served_model)
     allows_several = parallel is not False and not choice.single
     return ToolPolicy(
@@ -80,7 +80,7 @@ def make_policy(
         allows_several,
         custom or {},
         namespaces or {},
-        defined,
+        defined_names,
     )
 
 
@@ -93,15 +93,15 @@ def demands_hosted(kind: str) -> InvalidRequest:
 
 
 def _check_hosted(
-    tools: Sequence[OfferedTool], choice: ToolSelection, hosted: Mapping[str, str]
+    tools: Sequence[OfferedTool], choice: ToolSelection, hosted_tools: Mapping[str, str]
 ) -> None:
     """Refuse a choice that only ignored tools could satisfy."""
     names = {str(tool["function"]["name"]) for tool in tools}
     for name in choice.names:
-        if name in hosted and name not in names:
-            raise demands_hosted(hosted[name])
-    if hosted and not tools:
-        raise demands_hosted(next(iter(hosted.values())))
+        if name in hosted_tools and name not in names:
+            raise demands_hosted(hosted_tools[name])
+    if hosted_tools and not tools:
+        raise demands_hosted(next(iter(hosted_tools.values())))
 
 
 def _check_offered(
@@ -135,8 +135,8 @@ MAX_ACCEPTED = 4096
 
 def _check_parameters(function: Mapping[str, Any], param: str) -> None:
     schema, strict = function.get("parameters"), function.get("strict") is True
-    encoded = orjson.dumps((schema, strict, "parameters" in function))
-    digest = hashlib.blake2b(encoded, digest_size=16).digest()
+    parameters_json = orjson.dumps((schema, strict, "parameters" in function))
+    digest = hashlib.blake2b(parameters_json, digest_size=16).digest()
     if digest in _ACCEPTED:
         return
     check_bounds(schema, param)

@@ -205,11 +205,12 @@ def _describe_admission(
 def _describe_planner(planner: Row | None, baseline: GatewayReading | None) -> str:
     if not planner:
         return "no depth planner runs; every request has the engine's depth"
-    old = baseline and baseline.speculation["planner"]
+    old_planner = baseline and baseline.speculation["planner"]
     steps, period = planner["steps_by_depth"], "since the start"
-    if old:
+    if old_planner:
         differences = [
-            now - previous for now, previous in zip(steps, old["steps_by_depth"], strict=False)
+            now - previous
+            for now, previous in zip(steps, old_planner["steps_by_depth"], strict=False)
         ]
         if sum(differences) > 0:
             steps, period = differences, "in the last seconds"
@@ -260,11 +261,11 @@ def _describe_lives(reading: GatewayReading) -> tuple[str, str]:
 
 
 def _describe_drafts(reading: GatewayReading) -> str:
-    if not (serving := reading.speculation["draft"]):
+    if not (draft := reading.speculation["draft"]):
         return ""
     swaps = reading.metrics.total("draft_swaps_total")
     tokens = reading.metrics.by("draft_decode_tokens_total", "draft")
-    words = [f"{serving} serves", f"{swaps:.0f} exchanges" if swaps else ""]
+    words = [f"{draft} serves", f"{swaps:.0f} exchanges" if swaps else ""]
     words += [f"{name} made {format_count(n)} tokens" for name, n in tokens.items()]
     return "; ".join(word for word in words if word)
 

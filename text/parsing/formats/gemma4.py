@@ -259,9 +259,9 @@ class Members:
         self._separate_item()
         self._text = []
         self._word, self._takes = [], self._take_next
-        allowed = self._allowed
-        if "string" not in allowed:
-            return parts.append, lambda: self._write_typed("".join(parts), allowed)
+        allowed_values = self._allowed
+        if "string" not in allowed_values:
+            return parts.append, lambda: self._write_typed("".join(parts), allowed_values)
         self._write('"')
         return self._escape, lambda: self._write('"')
 

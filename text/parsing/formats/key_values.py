@@ -118,7 +118,7 @@ class KeyValues:
             marker = self.key
         with ArgumentsWriter(context.calls) as arguments:
             marker = yield from self._arguments(marker, brace + inline, arguments, context, key)
-        context.calls.close(spoiled=marker == FORCED)
+        context.calls.close(is_spoiled=marker == FORCED)
         if marker == FORCED:
             marker = yield Until(context.lexicon.delimiters(*self.outer), ignore)
         return marker

@@ -193,7 +193,7 @@ def _read_call(tool: str, context: ParsingContext) -> Routine:
                 break
             elif marker == OPEN:
                 context.calls.spoil()
-    context.calls.close(spoiled=is_forced)
+    context.calls.close(is_spoiled=is_forced)
     if marker == OPEN and name == "call":
         yield from _read_element(name, attributes, context)
 

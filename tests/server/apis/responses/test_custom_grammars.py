@@ -62,7 +62,7 @@ def test_every_format_lets_a_match_through_and_reads_it_back(lab, name, choice):
         tool_parser=name,
         tools=policy().tools,
         custom=frozenset(policy().custom),
-        sound=True,
+        is_sound=True,
     )
     events = parser.feed(lab.renderer.encode(text, False)) + parser.flush(FinishReason.STOP)
     (call,) = fold(events).calls
