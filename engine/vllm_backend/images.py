@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from io import BytesIO
 from typing import Any, TypeVar
@@ -40,6 +40,10 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 MODALITY = "image"
+PROMPTS = 2
+"""Prompts whose images are decoded at the same time: one while vLLM prepares the other. Images that
+wait for their preparation would fill the memory after an engine's loss.
+"""
 MAX_REASON = 200
 """Most characters of an image processor's reason that a client is told."""
 
@@ -53,6 +57,7 @@ class ImageRenderer:
         self._llm = llm
         self._outputs = outputs
         self._image_input = image_input
+        self._room = asyncio.Semaphore(PROMPTS)
         self._tasks: set[asyncio.Task[Any]] = set()
         """Tasks that a client's leaving does not end; asyncio itself would forget them."""
 
@@ -63,7 +68,8 @@ class ImageRenderer:
         EngineError.
         """
         self._check(prompt, images)
-        rendered = await self._render(prompt, images, None, counts_only=True)
+        task = await self._begin(partial(self._render, prompt, images, None, counts_only=True))
+        rendered = await asyncio.shield(task)
         return len(rendered["prompt_token_ids"])
 
     async def open_request(self, request: EngineRequest, adapter: LoRARequest | None) -> StepQueue:
@@ -75,7 +81,7 @@ class ImageRenderer:
             raise RequestRejected(
                 "Log probabilities of a prompt with images cannot be given.", "prompt_logprobs"
             )
-        task = self._keep(self._send(request, adapter))
+        task = await self._begin(partial(self._send, request, adapter))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -87,6 +93,14 @@ class ImageRenderer:
         if task.cancelled() or task.exception() is not None:
             return
         self._keep(self._outputs.close_request(self._llm, task.result()))
+
+    async def _begin(self, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
+        """Begin work on a prompt's images when there is room for them. The room is taken until the
+        work ends, also if the client leaves."""
+        await self._room.acquire()
+        task = self._keep(work())
+        task.add_done_callback(lambda _: self._room.release())
+        return task
 
     def _keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
