@@ -31,10 +31,13 @@ async def add_quotes(
 
 
 async def _encode_twins(job: Job, pipeline: Pipeline, index: int) -> Sequence[int]:
-    source = job.question.prompts[index]
-    twins = write_twins(source.messages) if isinstance(source, Conversation) else ""
+    source, charge = job.question.prompts[index], job.caller.charge
+    if not isinstance(source, Conversation):
+        return ()
+    # A prompt that is cut to its newest part may come from a conversation of any size.
+    twins = await charge.parse(lambda: write_twins(source.messages))
     if not twins:
         return ()
     limits = RenderLimits(keep=TWIN_TOKENS)
-    tokens = await encode(twins, pipeline.renderer, False, job.caller.charge, limits)
+    tokens = await encode(twins, pipeline.renderer, False, charge, limits)
     return tokens[-TWIN_TOKENS:]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import pytest
 
 from eaglegate.engine.speculation.lookup.twin import TWIN_TOKENS, escape
 from eaglegate.engine.speculation.policy import SpeculationRules
+from eaglegate.server.generation import quotes
 from eaglegate.server.settings import Settings
 from eaglegate.text.rendering.encoding import NO_LIMITS
 
@@ -64,6 +66,23 @@ async def test_quotes_are_bounded(lab):
     assert (await lab.chat(messages=[*MESSAGES[:-1], long_result])).status == 200
     (request,) = lab.engine.requests
     assert 0 < len(request.quotes) <= TWIN_TOKENS
+
+
+async def test_a_large_conversation_is_not_walked_on_the_event_loop(lab, monkeypatch):
+    """One that is cut to fit the context may be of any size."""
+    threads = []
+    monkeypatch.setattr(
+        quotes, "write_twins", lambda _: threads.append(threading.current_thread()) or ""
+    )
+    open_with_lookups(lab, 8)
+    lab.says("done")
+    long_call = {"name": "read", "arguments": f"[{'1,' * 100_000}1]"}
+    calls = [{"id": "1", "type": "function", "function": long_call}]
+    messages = [MESSAGES[0], MESSAGES[1] | {"tool_calls": calls}, MESSAGES[2]]
+    answer = await lab.chat(messages=messages, truncate_prompt_tokens=-1)
+    assert answer.status == 200
+    (thread,) = threads
+    assert thread is not threading.main_thread()
 
 
 def test_lookups_are_off_by_default():
