@@ -14,9 +14,9 @@ def classify_workload(
     requested_workload: str | None,
     workloads: Collection[str],
     *,
-    tools: bool,
-    is_structured: bool,
-    reasoning: bool,
+    has_tools: bool,
+    has_constraint: bool,
+    has_reasoning: bool,
 ) -> str:
     """Return the workload named by the client if it is configured, else one derived from the
     request.
@@ -25,11 +25,11 @@ def classify_workload(
     """
     if requested_workload is not None and requested_workload in workloads:
         return requested_workload
-    if is_structured:
+    if has_constraint:
         return STRUCTURED
-    if tools:
+    if has_tools:
         return TOOLS
-    return REASONING if reasoning else CHAT
+    return REASONING if has_reasoning else CHAT
 
 
 def fingerprint(system: Iterable[str], tools: object = None) -> str:

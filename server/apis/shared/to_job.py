@@ -85,9 +85,9 @@ def make_job(
         workload=classify_workload(
             caller.workload,
             served_model.workloads,
-            tools=question.tool_policy.choice != "none",
-            is_structured=question.constraint is not None,
-            reasoning=reasons,
+            has_tools=question.tool_policy.choice != "none",
+            has_constraint=question.constraint is not None,
+            has_reasoning=reasons,
         ),
         template=_fingerprint_prompt(question.prompts[0]),
     )

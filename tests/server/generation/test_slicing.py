@@ -17,8 +17,14 @@ from eaglegate.server.generation.slices import classify_workload, fingerprint
     ],
 )
 def test_only_configured_names_pass(named, asked, want):
-    kinds = {kind: kind == asked for kind in ("tools", "structured", "reasoning")}
-    assert classify_workload(named, {"batch"}, **kinds) == want
+    workload = classify_workload(
+        named,
+        {"batch"},
+        has_tools=asked == "tools",
+        has_constraint=asked == "structured",
+        has_reasoning=asked == "reasoning",
+    )
+    assert workload == want
 
 
 def test_fingerprint_stands_for_system_prompt_and_tools():
