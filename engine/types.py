@@ -298,7 +298,7 @@ class SpeculationInfo:
     method: str
     """none, eagle, eagle3, eagle3.1, mtp, medusa, ngram, suffix, draft_model, ..."""
     depth: int
-    """K, the most draft tokens a step may verify; 0 when there is no speculation."""
+    """K, the greatest depth of the draft; 0 when there is no speculation."""
     draft: str | None = None
     summary: str = ""
     per_request: bool = True
@@ -307,6 +307,11 @@ class SpeculationInfo:
     """Longest lookup that a step may verify in place of drafts; 0 without lookups."""
     lossy: tuple[str, ...] | None = ()
     """One sentence for each setting that may change text; None if unknown."""
+
+    @property
+    def width(self) -> int:
+        """The most tokens that a step may verify for a request: drafts, or a lookup."""
+        return max(self.depth, self.lookup)
 
 
 TEXT_ONLY = "text only"

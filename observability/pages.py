@@ -197,6 +197,7 @@ def _describe_engine(info: EngineInfo) -> Row:
         "model": info.model,
         "method": speculation.method,
         "depth": speculation.depth,
+        "lookup": speculation.lookup,
         "draft": speculation.draft,
         "summary": speculation.summary,
         "lossy": speculation.lossy,

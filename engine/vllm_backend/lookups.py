@@ -143,8 +143,7 @@ def describe_lookups(settings: tuple[int, int] | None) -> str:
     """Return the end of a sentence about speculation; empty without lookups."""
     if settings is None:
         return ""
-    width, depth = settings
-    return f", lookups of up to {width} tokens beside drafts of up to {depth}"
+    return f", lookups of up to {settings[0]} tokens"
 
 
 def refuse_lookups(config: VllmConfig) -> None:

@@ -115,11 +115,11 @@ def _describe_speculation(
 ) -> SpeculationInfo:
     if config is None:
         return SpeculationInfo("none", 0, summary="no speculation: no draft was given")
-    method, depth, draft = _name_method(config), config.num_speculative_tokens, str(config.model)
+    method, draft = _name_method(config), str(config.model)
+    width, depth = lookup or (0, config.num_speculative_tokens)
     is_known = find_method({"method": config.method}).is_known
     lossy = find_lossy({field.name: getattr(config, field.name) for field in fields(config)})
     summary = add_lossy(f"{method}, K = {depth}, draft {draft}{describe_lookups(lookup)}", lossy)
-    width = 0 if lookup is None else lookup[0]
     return SpeculationInfo(method, depth, draft, summary, is_known, width, lossy)
 
 

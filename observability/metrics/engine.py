@@ -44,7 +44,7 @@ class EngineState(MetricGroup):
         self._info = self.gauge(
             "engine_info",
             "Always 1; the labels describe the engine",
-            ("engine", "model", "method", "depth"),
+            ("engine", "model", "method", "depth", "lookup"),
         )
         self._lossy = self.gauge(
             "engine_lossy",
@@ -84,7 +84,8 @@ class EngineState(MetricGroup):
         self._seconds(engine).set(fact.seconds)
         self._info.remove(engine=engine)
         speculation = info.speculation
-        self._info(engine, info.model, speculation.method, str(speculation.depth)).set(1)
+        depth, lookup = str(speculation.depth), str(speculation.lookup)
+        self._info(engine, info.model, speculation.method, depth, lookup).set(1)
         if speculation.lossy is not None:
             self._lossy(engine).set(bool(speculation.lossy))
 

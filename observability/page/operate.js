@@ -253,7 +253,7 @@ async function pollRequests() {
 function speculation(e) {
   if (e.method === "none") return "no speculation";
   if (e.method === "unknown") return e.depth ? `draft unknown, K = ${e.depth}` : "speculation unknown";
-  return `${e.method}, K = ${e.depth}`;
+  return `${e.method}, K = ${e.depth}` + (e.lookup ? `, lookups of up to ${e.lookup}` : "");
 }
 
 function drafts(data) {

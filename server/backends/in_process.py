@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from eaglegate.engine.errors import EngineStartError
 from eaglegate.engine.logs import LineFormat, adopt_vllm, pass_line, wrap_line
 from eaglegate.engine.machine import inspect_machine
-from eaglegate.engine.preflight import make_plan, preflight
+from eaglegate.engine.preflight import EnginePlan, make_plan, preflight
 from eaglegate.engine.speculation.drafts import DraftPlan, DraftStore
 from eaglegate.engine.speculation.lossy import add_lossy, find_lossy, refuse_lossy
 from eaglegate.engine.speculation.swap import DraftManager
@@ -164,9 +164,18 @@ def _choose_echo(settings: Settings) -> LineFormat | None:
     return wrap_line if settings.log_format == "json" else pass_line
 
 
+def _make_plan(arguments: Arguments, adapters: Mapping[str, str] | None = None) -> EnginePlan:
+    """Make a plan with the draft's own depth, where vLLM's is that of lookups."""
+    plan, lookup = make_plan(arguments, adapters), read_lookup(arguments.additional_config)
+    if lookup is None:
+        return plan
+    speculation = {**(plan.speculative_config or {}), "num_speculative_tokens": lookup[1]}
+    return replace(plan, speculative_config=speculation)
+
+
 def _open_drafts(arguments: Arguments, store: str | None) -> DraftManager | None:
     """Return the draft manager; None without a swappable draft. Raises EngineStartError."""
-    plan = make_plan(arguments)
+    plan = _make_plan(arguments)
     if not isinstance((plan.speculative_config or {}).get("model"), str):
         return None
     drafts = DraftManager(
@@ -192,7 +201,7 @@ def _run_preflight(
     progress: Callable[[str], None],
 ) -> SpeculationReport | None:
     """Report on the draft. Raises EngineStartError for problems that would stop the engine."""
-    plan = make_plan(arguments, adapters)
+    plan = _make_plan(arguments, adapters)
     lossy = find_lossy(plan.speculative_config)
     if lossy and settings.require_lossless:
         raise EngineStartError(refuse_lossy(lossy))

@@ -145,6 +145,7 @@ def _facts(gateway: Gateway) -> dict[str, Any]:
         "max_model_len": info.max_model_len,
         "speculation": info.speculation.summary,
         "num_speculative_tokens": info.speculation.depth,
+        "lookup": info.speculation.lookup,
     }
 
 

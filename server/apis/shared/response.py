@@ -17,7 +17,7 @@ from eaglegate.server.generation.job import Job
 @dataclass(frozen=True, slots=True)
 class EncodingContext:
     """Data that encoders need. ``pieces`` has the bytes of every token id; ``depth`` is the
-    engine's K.
+    most tokens that a step may verify for a request: K, or the longest lookup if that is greater.
     """
 
     pieces: Mapping[int, bytes]

@@ -75,9 +75,9 @@ async def respond(
 
 
 def make_encoding_context(pipeline: Pipeline, token_names: str = "text") -> EncodingContext:
-    pieces, depth = pipeline.parsers.pieces, pipeline.info.speculation.depth
+    pieces, width = pipeline.parsers.pieces, pipeline.info.speculation.width
     return EncodingContext(
-        pieces, depth, pipeline.served_model.reasoning_fields, token_names=token_names
+        pieces, width, pipeline.served_model.reasoning_fields, token_names=token_names
     )
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from eaglegate.engine.types import DepthReason, Drafter
+from eaglegate.engine.errors import EngineStartError
+from eaglegate.engine.types import DepthReason, Drafter, EngineInfo, SpeculationInfo
 from eaglegate.engine.vllm_backend.arguments import add_lookups, make_demo_arguments
 from eaglegate.engine.vllm_backend.lookups import (
     LOOKUP,
@@ -16,6 +17,8 @@ from eaglegate.engine.vllm_backend.lookups import (
     refuse_lookups,
 )
 from eaglegate.engine.vllm_fields import mark_lookup, pack_depth, unpack_depth
+from eaglegate.server.backends.in_process import InProcessBackend
+from eaglegate.server.cli.command_line import read_command_line
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.settings import Settings
 
@@ -92,8 +95,28 @@ def test_other_configurations_are_accepted() -> None:
     refuse_lookups(make_config(is_hybrid=True, width=3))
     refuse_lookups(SimpleNamespace(additional_config={}))  # type: ignore[arg-type]
     assert read_lookup(make_config().additional_config) == (8, 3)
-    assert describe_lookups((8, 3)) == ", lookups of up to 8 tokens beside drafts of up to 3"
+    assert describe_lookups((8, 3)) == ", lookups of up to 8 tokens"
     assert describe_lookups(None) == ""
+
+
+def make_backend(*flags: str) -> tuple[InProcessBackend, list[str]]:
+    messages: list[str] = []
+    line = read_command_line("serve", ["--lookup=8", "--no-async-scheduling", *flags], print)
+    return InProcessBackend(line, messages.append), messages
+
+
+async def test_the_banner_shows_the_drafts_own_depth() -> None:
+    backend, messages = make_backend()
+    assert any(message.startswith("draft:") and "K=3" in message for message in messages)
+    speculation = SpeculationInfo("eagle3", 3, lookup=8)
+    info = backend.describe(EngineInfo("demo", 4096, 2048, speculation))
+    assert info.speculation.summary.endswith("K=3, lookups of up to 8 tokens")
+    await backend.aclose()
+
+
+def test_a_fixed_depth_is_within_the_drafts_own() -> None:
+    with pytest.raises(EngineStartError, match="--depth must be from 0 to 3"):
+        make_backend("--depth=5")
 
 
 def test_workers_get_no_lookups() -> None:

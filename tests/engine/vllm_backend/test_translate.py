@@ -26,6 +26,17 @@ def test_lossy_speculation_is_told() -> None:
     assert "LOSSY, text may differ: rejection_sample_method" in lossy.summary
 
 
+def test_the_depth_with_lookups_is_the_drafts_own() -> None:
+    config = SpeculativeConfig(method="ngram", num_speculative_tokens=8)
+    speculation = translate._describe_speculation(config, (8, 3))
+    assert (speculation.depth, speculation.lookup, speculation.width) == (3, 8, 8)
+    assert "K = 3, draft ngram, lookups of up to 8 tokens" in speculation.summary
+    short = translate._describe_speculation(config, (2, 8))
+    assert (short.depth, short.lookup, short.width) == (8, 2, 8)
+    alone = translate._describe_speculation(config)
+    assert (alone.depth, alone.lookup, alone.width) == (8, 0, 8)
+
+
 def test_sampling_asks_for_tokens_and_not_for_text() -> None:
     params = translate.make_sampling_params(REQUEST)
     assert (params.detokenize, params.max_tokens, params.temperature) == (False, 5, 0.0)

@@ -24,7 +24,10 @@ async def test_an_unknown_model_is_named(lab):
 
 
 async def test_ready_follows_the_engine(lab):
-    assert (await lab.get("/ready")).status == 200
+    answer = await lab.get("/ready")
+    assert answer.status == 200
+    engine = answer.json["engine"]
+    assert (engine["num_speculative_tokens"], engine["lookup"]) == (3, 0)
     lab.engine.dead = "the process died"
     answer = await lab.get("/ready")
     assert (answer.status, answer.json["reason"]) == (503, "the process died")
