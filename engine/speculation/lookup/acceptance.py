@@ -33,6 +33,9 @@ MEMORY = 400.0
 HIGHEST = 0.995
 DEFAULT_PRICE = 0.02
 """Cost of one verified token, in tokens, until step times are known."""
+MIN_LENGTHS = (3, 4, 8)
+"""Shortest matches of the classes in which lookups are compared where only the length of a match is
+known: 3, 4 to 7, and from 8."""
 SURE = 0.7
 """Survival of a lookup's last token with which the next step will probably use one, too."""
 
@@ -62,6 +65,8 @@ class LookupAcceptance:
         self.lookup_widths: list[int] = []
         """Per row: tokens of a lookup that are worth verifying."""
         self.sure: list[bool] = []
+        self._length_values: dict[int, tuple[Floats, Floats]] = {}
+        """Per slice's first row: values of lookups and drafts by class of ``MIN_LENGTHS``."""
 
     def find_slice(self, traffic: str, tenant: str) -> int:
         """Return the first row of a slice."""
@@ -125,6 +130,35 @@ class LookupAcceptance:
         last_survival = lookup_survival[np.arange(ROWS), np.maximum(widths - 1, 0)]
         self.sure[row : row + ROWS] = ((widths > 0) & (last_survival > SURE)).tolist()
 
+        self._length_values[row] = (
+            _add_up(
+                _estimate_survival(_pool(lookups), _pool_prior(width), LOOKUP_WEIGHT), self.price
+            ),
+            _add_up(
+                _estimate_survival(
+                    _pool(drafts),
+                    np.broadcast_to(slice_mean, (len(MIN_LENGTHS), depth)),
+                    DRAFT_WEIGHT,
+                ),
+                self.price,
+            ),
+        )
+
+    def find_min_length(self, row: int, width: int, depth: int) -> int | None:
+        """Return the length from which a match's lookup of ``width`` tokens is worth more than
+        ``depth`` of the draft's, whatever its kind; None if no length is. ``row`` is the slice's
+        first one."""
+        lookups, drafts = self._length_values[row]
+        shortest = None
+        for length, lookup, draft in zip(
+            reversed(MIN_LENGTHS), lookups[::-1, width].tolist(), drafts[::-1, depth].tolist(),
+            strict=True,
+        ):  # fmt: skip
+            if lookup <= draft:
+                break
+            shortest = length
+        return shortest
+
     def _count(self, counts: list[float], row: int, width: int) -> Floats:
         """Return trials and hits by position, in shape (2, ROWS, width). Old counts are halved."""
         part = slice(2 * row * (width + 1), 2 * (row + ROWS) * (width + 1))
@@ -154,6 +188,19 @@ class LookupAcceptance:
                 "draft_alone_conditional": _get_conditional(drafts[:, -1]),
             }
         return description
+
+
+def _pool(counts: Floats) -> Floats:
+    """Return counts by class of ``MIN_LENGTHS`` from those of all rows, in shape (2, 3, width)."""
+    by_length = counts[:, :-1].reshape(2, -1, KINDS, counts.shape[2]).sum(axis=2)
+    return np.concatenate([by_length[:, :2], by_length[:, 2:].sum(axis=1, keepdims=True)], axis=1)
+
+
+def _pool_prior(width: int) -> Floats:
+    """Return the initial acceptance of lookups by class, with the factor of the mean kind."""
+    first = LENGTH_PRIOR[: len(MIN_LENGTHS), None] * KIND_PRIOR.mean()
+    prior = np.hstack([first, np.repeat(first + 0.05, width - 1, axis=1)])
+    return np.asarray(np.minimum(prior, 0.97))
 
 
 def _estimate_survival(counts: Floats, prior: Floats, weight: float) -> Floats:

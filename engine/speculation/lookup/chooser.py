@@ -139,6 +139,29 @@ class LookupChooser:
         state.uses_lookup, state.sure = True, acceptance.sure[row]
         return index.copy(width)
 
+    def note_proposal(self, request: str, drafts: list[int], uses_lookup: bool) -> None:
+        """Note what was proposed after the last ``choose``, where only the worker knows it."""
+        state = self._requests[request]
+        state.drafts, state.uses_lookup = drafts, uses_lookup
+
+    def find_min_length(self, request: str, width: int, depth: int) -> int | None:
+        """Return the length of a match from which a lookup of ``width`` tokens is worth more than
+        ``depth`` drafts; None if no length is."""
+        return self.acceptance.find_min_length(self._requests[request].first_row, width, depth)
+
+    def pays_late(self, request: str, width: int, depth: int) -> bool:
+        """Return True if verifying ``width`` tokens instead of ``depth`` pays in the step after the
+        next one, whose lookup exists if the match holds for the next step's tokens."""
+        acceptance, row = self.acceptance, self._requests[request].row
+        if width <= depth:
+            return False
+        first = row * (acceptance.width + 1)
+        values = acceptance.lookup_values[first : first + width + 1]
+        position = min(depth + 1, width)  # the next step's tokens, its bonus token included
+        survival = values[position] - values[position - 1] + acceptance.price
+        waste = acceptance.price * (width - depth)
+        return survival * (values[width] - values[depth]) > (1 - survival) * waste
+
     def copy(self, request: str, count: int) -> list[int] | None:
         """Return a lookup of ``count`` tokens after ``choose``, whatever its value; None without a
         match."""

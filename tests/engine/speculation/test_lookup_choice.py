@@ -70,6 +70,28 @@ def test_sure_requests_are_in_a_run() -> None:
     assert not run(draft_hits=1, copies=False).are_sure(["a"])
 
 
+def test_the_shortest_match_that_pays_follows_acceptance() -> None:
+    fresh = LookupChooser(8, 3)
+    begin(fresh, FILE.copy())
+    assert [fresh.find_min_length("a", 8, depth) for depth in (3, 0)] == [4, 3]
+    assert fresh.find_min_length("a", 0, 0) is None
+    failing = run(draft_hits=1, copies=False)  # its matches have three tokens
+    assert failing.find_min_length("a", 8, 0) == 4
+
+
+def test_a_draft_that_copies_as_well_is_kept() -> None:
+    chooser = run(draft_hits=3, copies=True)
+    assert chooser.find_min_length("a", 3, 3) is None
+    assert chooser.find_min_length("a", 8, 3) == 8
+
+
+def test_late_widths_pay_in_a_run() -> None:
+    copying, leaving = (run(draft_hits=1, copies=copies) for copies in (True, False))
+    assert copying.pays_late("a", 8, 3)
+    assert not copying.pays_late("a", 3, 3)
+    assert not leaving.pays_late("a", 8, 3)
+
+
 def test_tenants_share_nothing() -> None:
     chooser = run(draft_hits=1, copies=False)
     tables = chooser.acceptance
