@@ -164,9 +164,9 @@ def make_engine_arguments(
         _find_remote_config(choices)
     choices = name_speculation(choices)
     arguments = (
-        _make_arguments(choices, depth=depth)
+        _make_arguments(choices, depth=depth, lookup=lookup)
         if choices.get("model")
-        else make_demo_arguments(depth, **choices)
+        else make_demo_arguments(depth, lookup, **choices)
     )
     return add_lookups(arguments, lookup) if lookup else arguments
 
@@ -189,7 +189,9 @@ def _find_remote_config(choices: Mapping[str, Any]) -> None:
             hf_hub_download(name, "config.json", revision=revision, etag_timeout=HUB_S)
 
 
-def make_demo_arguments(depth: str | None = AUTO, **choices: Any) -> AsyncEngineArgs:
+def make_demo_arguments(
+    depth: str | None = AUTO, lookup: int = 0, **choices: Any
+) -> AsyncEngineArgs:
     """Make arguments for the built-in demo: tiny target, EAGLE 3.1 draft, K = 3. Any field may be
     set.
 
@@ -205,7 +207,7 @@ def make_demo_arguments(depth: str | None = AUTO, **choices: Any) -> AsyncEngine
         )
     if not current_platform.is_cpu():
         choices = _limit_gpu_memory(choices) | choices
-    return _make_arguments(DEMO_DEFAULTS | choices, DEMO_CPU_DEFAULTS, 1, depth)
+    return _make_arguments(DEMO_DEFAULTS | choices, DEMO_CPU_DEFAULTS, 1, depth, lookup)
 
 
 def _limit_gpu_memory(choices: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,13 +235,14 @@ def _make_arguments(
     cpu_defaults: dict[str, Any] = CPU_DEFAULTS,
     threads: int | None = None,
     depth: str | None = AUTO,
+    lookup: int = 0,
 ) -> AsyncEngineArgs:
     defaults = {"worker_extension_cls": WORKER, "mm_processor_cache_gb": IMAGE_CACHE_GIB}
     choices = defaults | _add_scheduler(choices)
     if current_platform.is_cpu():
         choices = _add_cpu_defaults(choices, cpu_defaults, threads)
     elif "scheduler_cls" in choices:
-        choices = declare_graphs(choices, depth)
+        choices = declare_graphs(choices, depth, lookup)
     return AsyncEngineArgs(**choices)
 
 
@@ -252,10 +255,11 @@ def _add_scheduler(choices: dict[str, Any]) -> dict[str, Any]:
     return {"scheduler_cls": SCHEDULER} | choices
 
 
-def declare_graphs(choices: dict[str, Any], depth: str | None) -> dict[str, Any]:
+def declare_graphs(choices: dict[str, Any], depth: str | None, lookup: int = 0) -> dict[str, Any]:
     """Declare the depths for which CUDA graphs are captured on a GPU. The user's choice stays.
 
-    Without a table vLLM captures only K, which is enough if every request drafts K tokens.
+    Without a table vLLM captures only K, which is enough if every request drafts K tokens. With
+    lookups of more tokens ``lookup`` is one more depth, and K of vLLM's (``add_lookups``).
     """
     speculation = choices.get("speculative_config") or {}
     max_depth = speculation.get("num_speculative_tokens")
@@ -265,12 +269,14 @@ def declare_graphs(choices: dict[str, Any], depth: str | None) -> dict[str, Any]
         max_depth if depth is None else min(max_depth, int(depth)) if depth != AUTO else None
     )
     depths = choose_depths(max_depth, fixed_depth)
+    if lookup > max_depth:
+        depths = [*depths, lookup]
     if depths == [max_depth]:
         return choices
     table = declare_depths(depths, choices.get("max_num_seqs"))
     declaration = {TABLE: table} | speculation
     sizes: dict[str, Any] = {}
-    if fixed_depth is None and TABLE not in speculation and not _sizes_graphs(choices):
+    if len(depths) > 1 and TABLE not in speculation and not _sizes_graphs(choices):
         sizes["cudagraph_capture_sizes"] = choose_sizes(depths, choices.get("max_num_seqs"))
     return sizes | choices | {"speculative_config": declaration}
 

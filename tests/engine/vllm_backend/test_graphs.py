@@ -122,6 +122,18 @@ def test_a_fixed_depth_finds_a_graph_in_every_batch() -> None:
         assert all(find_graph(manager, [2] * batch) for batch in range(1, requests + 1))
 
 
+@pytest.mark.parametrize(("most", "width"), [(1, 7), (3, 7), (3, 11), (3, 15), (7, 15), (7, 31)])
+def test_drafts_and_lookups_find_graphs(most: int, width: int) -> None:
+    depths = [*choose_depths(most), width]
+    config = size_graphs(width, declare_depths(depths, 64), choose_sizes(depths, 64), 64)
+    manager = open_manager(config)
+    widest = config.compilation_config.cudagraph_capture_sizes[-1]
+    for depth in (most, width):
+        for batch in range(1, min(64, widest // (depth + 1)) + 1):
+            assert find_graph(manager, [depth] * batch) is not None, (depth, batch)
+    assert find_graph(manager, [most, width]) is None
+
+
 def test_widths_that_differ_find_none() -> None:
     """The planner's costs have a term for batches without a graph."""
     manager = declare(7, 64)
