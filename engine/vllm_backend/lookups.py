@@ -5,6 +5,7 @@ after it knows the tokens that the target has accepted, and what it puts in thei
 in the next step. So a lookup replaces them here, of any length up to N, and vLLM validates it
 against a grammar like any draft. vLLM's own K is N, because it sizes the rows of grammars and its
 counters by K; the draft's depth stays at most the operator's ``num_speculative_tokens``.
+``second_lookups.py`` has those of the second model runner.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from vllm.config import VllmConfig
+from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 
 from eaglegate.engine.speculation.lookup.chooser import LookupChooser
@@ -57,18 +58,14 @@ class Lookups:
         chooser.begin_step()
         limit = self._get_limit()
         is_random = scheduler.planning.mode == "random"
-        shares_steps = scheduler.planning.share.is_needed
         for place, (name, tokens) in enumerate(zip(names, proposal.draft_token_ids, strict=True)):
             request = requests.get(name)
             if request is None or name not in chooser:
                 continue
             if request.is_prefill_chunk or request.is_finished():
                 continue
-            num_useful = request.max_tokens - request.num_output_tokens - 1
-            width = min(limit, self._limits[name], num_useful)
             useful_drafts = drafts[place]
-            if shares_steps:  # the width of the plan is what a latency class can bear
-                width = min(width, len(useful_drafts))
+            width = self._limit_width(request, limit, len(useful_drafts))
             lookup = chooser.choose(name, tokens, len(useful_drafts), width)
             if is_random:
                 lookup = chooser.copy(name, self._random.randint(0, max(0, width)))
@@ -86,6 +83,16 @@ class Lookups:
         if frozen_depth is not None:
             bounds.append(frozen_depth)
         return min(bounds)
+
+    def _limit_width(self, request: Request, limit: int, num_drafts: int) -> int:
+        """Return the longest lookup of a request. ``num_drafts`` of the draft's tokens would be
+        verified instead."""
+        num_useful = request.max_tokens - request.num_output_tokens - 1
+        width = min(limit, self._limits[request.request_id], num_useful)
+        if self._scheduler.planning.share.is_needed:
+            # The width of the plan is what a latency class can bear.
+            width = min(width, num_drafts)
+        return max(0, int(width))
 
     def _begin(self, request: Request) -> None:
         """Add a request, unless it gets no lookups: its speculation or its lookups are off, the
@@ -113,11 +120,25 @@ class Lookups:
         is_valid = quotes and min(quotes) >= 0 and max(quotes) < vocabulary
         return list(quotes[-TWIN_TOKENS:]) if is_valid else []
 
-    def list_used(self, output: SchedulerOutput) -> set[str]:
-        """List the requests of a step whose verified tokens are a lookup's."""
+    def list_used(self, output: SchedulerOutput, result: ModelRunnerOutput) -> set[str]:  # noqa: ARG002
+        """List the requests of a step whose verified tokens are a lookup's. Called before the
+        scheduler reads the step's ``result``."""
         return {
             name for name in output.scheduled_spec_decode_tokens if self.chooser.uses_lookup(name)
         }
+
+    def count_drafted(self, name: str, drafted: int, accepted: int) -> int:  # noqa: ARG002
+        """Count the verified tokens of a request that a drafter has proposed."""
+        return drafted
+
+    def mark(self, output: SchedulerOutput, depth: int) -> None:
+        """Mark a scheduled step for the worker; ``depth`` is the draft's depth after it."""
+
+    def observe(self, output: SchedulerOutput) -> None:
+        """Called after the scheduler has read a step's result."""
+
+    def widen(self, requests: Sequence[Request]) -> None:
+        """Choose the widths of the step that asynchronous scheduling schedules next."""
 
     def limit_depth(self, requests: Sequence[Request], depth: int) -> int:
         """Return the depth of the draft's next pass: ``RUN_DEPTH`` while all requests copy."""
@@ -146,6 +167,11 @@ def describe_lookups(settings: tuple[int, int] | None) -> str:
     return f", lookups of up to {settings[0]} tokens"
 
 
+def _has_graphs(config: VllmConfig) -> bool:
+    mode = config.compilation_config.cudagraph_mode
+    return mode is not None and mode.decode_mode() == CUDAGraphMode.FULL
+
+
 def refuse_lookups(config: VllmConfig) -> None:
     """Raise ValueError if lookups would be wrong with this configuration, with what to do."""
     settings = read_lookup(config.additional_config)
@@ -159,19 +185,30 @@ def refuse_lookups(config: VllmConfig) -> None:
     )
     is_parallel = getattr(draft, "parallel_drafting", False)
     method = find_method({"method": draft.method, "parallel_drafting": is_parallel})
-    behaviour = method.on(Runner.FIRST)
+    is_second = bool(config.use_v2_model_runner)
+    behaviour = method.on(Runner.SECOND if is_second else Runner.FIRST)
     problem = None
-    if config.use_v2_model_runner:
+    if config.scheduler_config.async_scheduling and not is_second:
         problem = (
-            "works with vLLM's first model runner, because the second one keeps drafts in the "
-            "worker; set VLLM_USE_V2_MODEL_RUNNER=0"
+            "works with synchronous scheduling on vLLM's first model runner; add "
+            "--no-async-scheduling"
         )
-    elif config.scheduler_config.async_scheduling:
-        problem = "works with synchronous scheduling; add --no-async-scheduling"
-    elif behaviour.depth is not StepDepth.ANY:
+    elif is_second and draft.use_multi_module_mtp():
         problem = (
-            f"works beside a draft whose depth varies by step (eagle, eagle3, mtp, draft_model), "
+            "works beside an MTP draft of several layers on vLLM's first model runner only; set "
+            "VLLM_USE_V2_MODEL_RUNNER=0"
+        )
+    elif behaviour.depth is not StepDepth.ANY:
+        names = "eagle, eagle3, mtp" if is_second else "eagle, eagle3, mtp, draft_model"
+        problem = (
+            f"works beside a draft whose depth varies by step ({names}), "
             f"and {method.name} {behaviour.summary}; leave it out"
+        )
+    elif is_second and width > depth and (width + 1) % (depth + 1) and _has_graphs(config):
+        fitting_width = max(2, (width + 1) // (depth + 1)) * (depth + 1) - 1
+        problem = (
+            f"of {width} leaves drafts of {depth} tokens without FULL CUDA graphs: N + 1 must be a "
+            f"multiple of {depth + 1}; use --lookup {fitting_width}"
         )
     elif draft.draft_sample_method == "probabilistic":
         problem = (

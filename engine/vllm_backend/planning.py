@@ -20,7 +20,7 @@ from eaglegate.engine.speculation.step_graphs import GraphMode
 from eaglegate.engine.types import DepthReason
 from eaglegate.engine.vllm_backend.graphs import read_graphs
 from eaglegate.engine.vllm_backend.steering import ReasoningSpan
-from eaglegate.engine.vllm_contract import SKIP
+from eaglegate.engine.vllm_contract import DRAFT_DEPTH, SKIP
 from eaglegate.engine.vllm_fields import (
     DEPTH,
     LATENCY,
@@ -410,7 +410,7 @@ class StepPlanning:
         first, so that the previous step's drafts fall into the time of this step.
         """
         is_skipped = getattr(output, SKIP, False)
-        depth = 0 if is_skipped else int(output.num_spec_tokens_to_schedule)
+        depth = 0 if is_skipped else get_draft_depth(output)
         if not self._scheduler.use_v2_model_runner:
             return depth
         late_drafts, self._late_drafts = self._late_drafts, (depth, step.prompt > 0)
@@ -466,6 +466,11 @@ class StepPlanning:
             temperature,
             has_images=bool(request.mm_features),
         )
+
+
+def get_draft_depth(output: SchedulerOutput) -> int:
+    """Return the draft's depth after a step."""
+    return int(getattr(output, DRAFT_DEPTH, output.num_spec_tokens_to_schedule) or 0)
 
 
 class StepContent(NamedTuple):

@@ -54,6 +54,7 @@ from eaglegate.engine.vllm_backend.lookups import Lookups, read_lookup
 from eaglegate.engine.vllm_backend.planning import StepPlanning
 from eaglegate.engine.vllm_backend.prefix_cache import PrefixBlocks, drop_prefix, track_prefixes
 from eaglegate.engine.vllm_backend.prefix_drops import PrefixDrops
+from eaglegate.engine.vllm_backend.second_lookups import SecondLookups
 from eaglegate.engine.vllm_backend.sharing import StepSharing
 from eaglegate.engine.vllm_contract import SKIP
 from eaglegate.engine.vllm_fields import DEPTH, TRACED, mark_lookup
@@ -78,7 +79,8 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self.method = read_method(self.vllm_config)
         self.behaviour = read_behaviour(self.vllm_config)
         self.planning = StepPlanning(self, self.behaviour, self.method.lookup)
-        self.lookups = None if lookup is None else Lookups(self, lookup[0])
+        lookups_class = SecondLookups if self.use_v2_model_runner else Lookups
+        self.lookups = None if lookup is None else lookups_class(self, lookup[0])
         self._sharing = StepSharing(self, self.planning)
         self._flight = FlightRecorder()
         self.prefixes = PrefixBlocks()
@@ -138,6 +140,8 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
             self.planning.note_skipped(requests)
         if not self._is_uniform and self.behaviour.depth is StepDepth.ANY:
             scheduler_output.num_spec_tokens_to_schedule = depth
+        if self.lookups is not None:
+            self.lookups.mark(scheduler_output, depth)
         self._limit_placeholders(requests, depth)
 
     def _get_step_depth(self, requests: list[Request]) -> int:
@@ -168,13 +172,13 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         drafts = zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True)
         useful_drafts = [
-            list(tokens[: self._count_useful_drafts(req_id)]) for req_id, tokens in drafts
+            list(tokens[: self.count_useful_drafts(req_id)]) for req_id, tokens in drafts
         ]
         if self.lookups is not None:
             useful_drafts = self.lookups.replace(draft_token_ids, useful_drafts)
         super().update_draft_token_ids(DraftTokenIds(draft_token_ids.req_ids, useful_drafts))
 
-    def _count_useful_drafts(self, req_id: str) -> int:
+    def count_useful_drafts(self, req_id: str) -> int:
         """Return the number of drafts worth verifying. The bonus token takes one of the remaining
         tokens.
 
@@ -198,7 +202,10 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
     ) -> SpecDecodingStats | None:
         """Record the counts before any cut. Called once per verified request and step."""
         num_invalid = (num_invalid_spec_tokens or {}).get(request_id, 0)
-        self._verify_counts[request_id] = (num_draft_tokens - num_invalid, num_accepted_tokens)
+        num_drafted = num_draft_tokens - num_invalid
+        if self.lookups is not None:
+            num_drafted = self.lookups.count_drafted(request_id, num_drafted, num_accepted_tokens)
+        self._verify_counts[request_id] = (num_drafted, num_accepted_tokens)
         if num_draft_tokens == num_invalid:
             return spec_decoding_stats
         stats: SpecDecodingStats | None = super().make_spec_decoding_stats(
@@ -229,14 +236,26 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
             if (request := self.requests.get(req_id)) is not None
         }
         drafts = self._list_traced_drafts(scheduler_output) if self._traced_requests else {}
-        lookups = set() if self.lookups is None else self.lookups.list_used(scheduler_output)
+        lookups = (
+            set()
+            if self.lookups is None
+            else self.lookups.list_used(scheduler_output, model_runner_output)
+        )
         for name in lookups & depths.keys():
             depths[name] = mark_lookup(depths[name])
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
         )
         if self.planning.observes:
-            self.planning.observe(scheduler_output, self._verify_counts, lookups)
+            # A step that accepts tokens behind the draft's own says nothing about its depths.
+            longer = {
+                name
+                for name, (drafted, _) in self._verify_counts.items()
+                if drafted > self.draft_depth
+            }
+            self.planning.observe(scheduler_output, self._verify_counts, lookups | longer)
+        if self.lookups is not None:
+            self.lookups.observe(scheduler_output)
         self._attach_accounts(outputs.values(), depths)
         if drafts and self._answers is None:
             _attach_drafts(outputs.values(), drafts)
@@ -378,6 +397,11 @@ class DepthScheduler(DepthSchedulerBase):
 
 class AsyncDepthScheduler(DepthSchedulerBase, AsyncScheduler):  # type: ignore[misc]
     """Scheduler for asynchronous scheduling."""
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        if self.lookups is not None:
+            self.lookups.widen(self.running)
+        return super().schedule(throttle_prefills)
 
     def _limit_placeholders(self, requests: list[Request], depth: int) -> None:
         for request in requests:

@@ -19,7 +19,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from eaglegate.engine.speculation.fair_share import DecodingRow, Ration
-from eaglegate.engine.vllm_backend.planning import SHARED, StepPlanning
+from eaglegate.engine.vllm_backend.planning import SHARED, StepPlanning, get_draft_depth
 
 
 class StepSharing:
@@ -90,7 +90,7 @@ class StepSharing:
                 reads_first = True
             else:
                 prompt += tokens
-        num_drafts = int(output.num_spec_tokens_to_schedule or 0)
+        num_drafts = get_draft_depth(output)
         shared_step = self._share.settle(rows, prompt, self._depth, num_drafts)
         setattr(output, SHARED, None if reads_first else shared_step)
         self._depth = num_drafts

@@ -7,9 +7,9 @@ Python imports this at the start of every process when its folder is on PYTHONPA
   kernels. vLLM then has its second model runner (``VLLM_USE_V2_MODEL_RUNNER=1``). One kernel is
   not run: that of top-k and top-p calls a method of its loop variable, which is a plain number in
   the interpreter. vLLM's PyTorch version of it, which has the same contract, takes its place. And
-  masks may be integers, as in vLLM's grammar kernel: the interpreter alone refuses them; and a row
-  may be all NaN, as some are where vLLM compiles a model. torch does not learn of Triton: what it
-  compiles, as two workers do, is C++ as with the first runner.
+  masks may be integers, as in vLLM's kernels of grammars and n-grams: the interpreter alone refuses
+  them; and a row may be all NaN, as some are where vLLM compiles a model. torch does not learn of
+  Triton: what it compiles, as two workers do, is C++ as with the first runner.
 * ``ASYNCHRONOUS_SCHEDULING=1``: vLLM switches it off for CPUs; it is switched on again after that.
 """
 
@@ -59,7 +59,14 @@ def take_integer_masks(interpreter: ModuleType) -> None:
         store = interpreter._interpreter.store
         return store(places.data, value.data, mask.data.astype(bool))
 
+    load = interpreter.InterpreterBuilder.create_masked_load
+
+    def create_masked_load(self: Any, places: Any, mask: Any, *rest: Any) -> Any:
+        mask.data = mask.data.astype(bool)
+        return load(self, places, mask, *rest)
+
     interpreter.InterpreterBuilder.create_masked_store = create_masked_store
+    interpreter.InterpreterBuilder.create_masked_load = create_masked_load
 
 
 def take_rows_of_nan(interpreter: ModuleType) -> None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.config import CUDAGraphMode
 
 from eaglegate.engine.errors import EngineStartError
 from eaglegate.engine.types import DepthReason, Drafter, EngineInfo, SpeculationInfo
@@ -46,6 +47,9 @@ def test_arguments_without_a_draft_are_rejected(
         add_lookups(make_demo_arguments(**choices), width)
 
 
+SECOND = {"use_v2_model_runner": True, "async_scheduling": True}
+
+
 def make_config(**changes: Any) -> Any:
     values = {
         "use_v2_model_runner": False,
@@ -56,6 +60,8 @@ def make_config(**changes: Any) -> Any:
         "pipeline_parallel_size": 1,
         "is_hybrid": False,
         "width": 8,
+        "graphs": CUDAGraphMode.FULL_AND_PIECEWISE,
+        "is_deep": False,
     } | changes
     sizes = SimpleNamespace(
         data_parallel_size=values["data_parallel_size"],
@@ -66,8 +72,11 @@ def make_config(**changes: Any) -> Any:
         use_v2_model_runner=values["use_v2_model_runner"],
         scheduler_config=SimpleNamespace(async_scheduling=values["async_scheduling"]),
         speculative_config=SimpleNamespace(
-            method=values["method"], draft_sample_method=values["draft_sample_method"]
+            method=values["method"],
+            draft_sample_method=values["draft_sample_method"],
+            use_multi_module_mtp=lambda: values["is_deep"],
         ),
+        compilation_config=SimpleNamespace(cudagraph_mode=values["graphs"]),
         parallel_config=sizes,
         model_config=SimpleNamespace(is_hybrid=values["is_hybrid"], is_attention_free=False),
     )
@@ -76,7 +85,12 @@ def make_config(**changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"use_v2_model_runner": True}, "set VLLM_USE_V2_MODEL_RUNNER=0"),
+        (SECOND, "use --lookup 7"),
+        (SECOND | {"width": 5}, "use --lookup 7"),
+        (SECOND | {"width": 14}, "use --lookup 11"),
+        (SECOND | {"method": "draft_model"}, "draft_model drafts K tokens"),
+        (SECOND | {"method": "mtp", "is_deep": True}, "set VLLM_USE_V2_MODEL_RUNNER=0"),
+        (SECOND | {"draft_sample_method": "probabilistic", "width": 7}, "to greedy"),
         ({"async_scheduling": True}, "add --no-async-scheduling"),
         ({"method": "medusa"}, "medusa drafts K tokens"),
         ({"draft_sample_method": "probabilistic"}, "set draft_sample_method to greedy"),
@@ -93,6 +107,8 @@ def test_configurations_are_rejected_with_a_way_out(changes: dict[str, Any], mes
 def test_other_configurations_are_accepted() -> None:
     refuse_lookups(make_config())
     refuse_lookups(make_config(is_hybrid=True, width=3))
+    for width, graphs in ((7, "FULL_AND_PIECEWISE"), (2, "FULL"), (8, "NONE"), (8, "PIECEWISE")):
+        refuse_lookups(make_config(**SECOND, width=width, graphs=CUDAGraphMode[graphs]))
     refuse_lookups(SimpleNamespace(additional_config={}))  # type: ignore[arg-type]
     assert read_lookup(make_config().additional_config) == (8, 3)
     assert describe_lookups((8, 3)) == ", lookups of up to 8 tokens"
