@@ -120,8 +120,7 @@ class Settings:
     lookup: int = setting(
         0,
         "longest lookup, in tokens: copies of the request's own text, verified where they bring "
-        "more than the draft. 0 for none. Needs vLLM's first model runner and synchronous "
-        "scheduling",
+        "more than the draft. 0 for none. vLLM's first model runner needs synchronous scheduling",
         metavar="N",
     )
     step_timing_s: float = setting(
