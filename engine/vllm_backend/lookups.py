@@ -193,6 +193,10 @@ def refuse_lookups(config: VllmConfig) -> None:
             "works with synchronous scheduling on vLLM's first model runner; add "
             "--no-async-scheduling"
         )
+    elif method.lookup:
+        problem = (
+            f"works beside a draft model, and {method.name} looks drafts up itself; leave it out"
+        )
     elif is_second and draft.use_multi_module_mtp():
         problem = (
             "works beside an MTP draft of several layers on vLLM's first model runner only; set "

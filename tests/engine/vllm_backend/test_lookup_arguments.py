@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.config import CUDAGraphMode
+from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.platforms.cpu import CpuPlatform
+from vllm.usage.usage_lib import UsageContext
 
 from eaglegate.engine.errors import EngineStartError
 from eaglegate.engine.types import DepthReason, Drafter, EngineInfo, SpeculationInfo
-from eaglegate.engine.vllm_backend.arguments import add_lookups, make_demo_arguments
+from eaglegate.engine.vllm_backend.arguments import (
+    add_lookups,
+    make_demo_arguments,
+    make_engine_config,
+)
 from eaglegate.engine.vllm_backend.lookups import (
     LOOKUP,
     describe_lookups,
@@ -22,6 +30,10 @@ from eaglegate.server.backends.in_process import InProcessBackend
 from eaglegate.server.cli.command_line import read_command_line
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.settings import Settings
+from tests.engine.vllm_backend.drafters import custom_class, draft_model, p_eagle, pard
+from tests.engine.vllm_backend.test_recurrent_targets import hybrid
+
+__all__ = ["hybrid"]  # a fixture
 
 
 def test_vllms_depth_becomes_the_longest_lookup() -> None:
@@ -93,6 +105,8 @@ def make_config(**changes: Any) -> Any:
         (SECOND | {"draft_sample_method": "probabilistic", "width": 7}, "to greedy"),
         ({"async_scheduling": True}, "add --no-async-scheduling"),
         ({"method": "medusa"}, "medusa drafts K tokens"),
+        ({"method": "ngram"}, "ngram looks drafts up itself"),
+        ({"method": "suffix"}, "suffix looks drafts up itself"),
         ({"draft_sample_method": "probabilistic"}, "set draft_sample_method to greedy"),
         ({"data_parallel_size": 2}, "run one gateway each"),
         ({"pipeline_parallel_size": 2}, "use --tensor-parallel-size"),
@@ -102,6 +116,89 @@ def make_config(**changes: Any) -> Any:
 def test_configurations_are_rejected_with_a_way_out(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"--lookup .*{message}"):
         refuse_lookups(make_config(**changes))
+
+
+def make_real_config(width: int = 8, **choices: Any) -> VllmConfig:
+    arguments = add_lookups(make_demo_arguments(async_scheduling=False, **choices), width)
+    return make_engine_config(arguments)
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        (
+            {"speculative_config": {"draft_sample_method": "probabilistic"}},
+            "would be verified by the draft's probabilities, .*; set draft_sample_method to greedy",
+        ),
+        ({"data_parallel_size": 2}, "works without data parallelism, .*; run one gateway each"),
+        (
+            {"pipeline_parallel_size": 2},
+            "works without pipeline parallelism; use --tensor-parallel-size",
+        ),
+        (
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+            "works beside a draft model, and ngram looks drafts up itself; leave it out",
+        ),
+    ],
+)
+def test_vllms_own_configurations_are_rejected(choices: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^--lookup {message}$"):
+        make_real_config(**choices)
+
+
+@pytest.mark.parametrize("make", [p_eagle, pard, custom_class])
+def test_drafts_that_always_have_k_tokens_are_rejected(
+    make: Callable[[Path], dict[str, Any]], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="works beside a draft whose depth varies"):
+        make_real_config(**make(tmp_path / "draft"))
+
+
+@pytest.mark.parametrize("choices", [{}, {"tensor_parallel_size": 2}])
+def test_vllms_own_configurations_are_accepted(choices: dict[str, Any]) -> None:
+    config = make_real_config(**choices)
+    assert config.speculative_config.num_speculative_tokens == 8
+    assert read_lookup(config.additional_config) == (8, 3)
+
+
+def test_a_separate_draft_model_is_accepted() -> None:
+    config = make_real_config(**draft_model(Path()))
+    assert config.speculative_config.num_speculative_tokens == 8
+
+
+@pytest.fixture
+def kept_scheduling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep asynchronous scheduling, which vLLM switches off on CPUs."""
+    check = CpuPlatform.check_and_update_config
+
+    def check_and_keep(config: VllmConfig) -> None:
+        is_asynchronous = config.scheduler_config.async_scheduling
+        check(config)
+        config.scheduler_config.async_scheduling = is_asynchronous
+
+    monkeypatch.setattr(CpuPlatform, "check_and_update_config", staticmethod(check_and_keep))
+
+
+@pytest.mark.usefixtures("kept_scheduling")
+@pytest.mark.parametrize("is_asynchronous", [True, None])
+def test_vllms_asynchronous_scheduling_is_rejected(is_asynchronous: bool | None) -> None:
+    """Also as vLLM's default."""
+    arguments = add_lookups(make_demo_arguments(async_scheduling=is_asynchronous), 8)
+    with pytest.raises(ValueError, match=r"^--lookup works with synchronous .*; add --no-async"):
+        make_engine_config(arguments)
+    make_real_config()
+
+
+def test_recurrent_targets_have_a_state_for_every_draft_token(hybrid: str) -> None:
+    """On a CPU they are refused with any draft, so vLLM's configuration is made alone."""
+
+    def refuse(width: int) -> None:
+        arguments = add_lookups(make_demo_arguments(model=hybrid, async_scheduling=False), width)
+        refuse_lookups(arguments.create_engine_config(UsageContext.OPENAI_API_SERVER))
+
+    with pytest.raises(ValueError, match=r"of 8 is longer than .* use --lookup 3$"):
+        refuse(8)
+    refuse(3)
 
 
 def test_other_configurations_are_accepted() -> None:
