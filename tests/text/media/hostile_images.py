@@ -109,6 +109,8 @@ def list_jpeg() -> Iterator[Case]:
     yield Case("segment length 0", whole[:4] + b"\0\0" + whole[6:], READ)
     yield Case("fill bytes without end", whole[:2] + b"\xff" * 100_000)
     yield Case("20,000 comments", whole[:2] + b"\xff\xfe\0\3x" * 20_000 + whole[2:], READ)
+    comments = whole[:2] + b"\xff\xfe\0\2" * 800_000 + whole[2:]
+    yield Case("800,000 comments", comments, "too much metadata")
     yield Case("rotated", encode(Pillow.new("RGB", (64, 48)), "JPEG", exif=orientation), READ)
     yield Case("EXIF that refers to itself", insert(0xE1, loop), READ)
     yield Case("EXIF of noise", insert(0xE1, b"Exif\0\0" + bytes(range(250))), READ)
