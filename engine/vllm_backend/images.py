@@ -23,6 +23,7 @@ from io import BytesIO
 from typing import Any, TypeVar
 
 import PIL.Image
+from PIL.Image import DecompressionBombError
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import TokensPrompt
 from vllm.lora.request import LoRARequest
@@ -182,7 +183,7 @@ def decode_images(images: Sequence[Image]) -> list[Any]:
                 if header.size != (image.width, image.height):
                     raise ValueError("its size is not the one it was checked with")
             pictures.append(reader.load_bytes(image.data))
-        except (OSError, ValueError, SyntaxError) as error:
+        except (OSError, ValueError, SyntaxError, DecompressionBombError) as error:
             raise RequestRejected(f"Image {index} cannot be read: {_shorten(error)}.") from error
     return pictures
 

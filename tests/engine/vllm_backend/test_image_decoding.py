@@ -1,4 +1,4 @@
-"""Images of few prompts are decoded at the same time."""
+"""Images are decoded in few prompts at a time, and refused by name if they are too large."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from eaglegate.engine.errors import RequestRejected
 from eaglegate.engine.types import EngineRequest, ImageInput, Sampling
 from eaglegate.engine.vllm_backend import images
-from eaglegate.engine.vllm_backend.images import PROMPTS, ImageRenderer
+from eaglegate.engine.vllm_backend.images import PROMPTS, ImageRenderer, decode_images
 from eaglegate.text.media.image import Image
+from tests.text.media.pictures import make_picture
 
 PICTURE = Image(b"", "png", 8, 8, "digest")
 
@@ -71,3 +73,11 @@ async def test_images_of_few_prompts_are_decoded_at_once(decoded: list[Any]) -> 
     assert await work[1] == "r1"
     assert await asyncio.gather(*counts) == [3, 3, 3]
     assert len(decoded) == 5
+
+
+def test_an_image_beyond_pillows_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator may allow more pixels than Pillow does."""
+    monkeypatch.setattr(images.PIL.Image, "MAX_IMAGE_PIXELS", 10)
+    picture = Image(make_picture(size=(64, 48)), "png", 64, 48, "digest")
+    with pytest.raises(RequestRejected, match="Image 0 cannot be read.*3072 pixels"):
+        decode_images([picture])
