@@ -79,5 +79,5 @@ def test_an_image_beyond_pillows_limit_is_refused(monkeypatch: pytest.MonkeyPatc
     """An operator may allow more pixels than Pillow does."""
     monkeypatch.setattr(images.PIL.Image, "MAX_IMAGE_PIXELS", 10)
     picture = Image(make_picture(size=(64, 48)), "png", 64, 48, "digest")
-    with pytest.raises(RequestRejected, match="Image 0 cannot be read.*3072 pixels"):
+    with pytest.raises(RequestRejected, match=r"Image 0 cannot be read.*3072 pixels"):
         decode_images([picture])
