@@ -307,6 +307,8 @@ class SpeculationInfo:
     """Longest lookup that a step may verify in place of drafts; 0 without lookups."""
     lossy: tuple[str, ...] | None = ()
     """One sentence for each setting that may change text; None if unknown."""
+    takes_quotes: bool = False
+    """True if lookups also search ``EngineRequest.quotes``."""
 
     @property
     def width(self) -> int:

@@ -64,12 +64,13 @@ SAMPLING_DEFAULTS = (
 def describe_engine(config: VllmConfig) -> EngineInfo:
     model = config.model_config
     served_name = model.served_model_name
-    speculation = config.speculative_config
+    speculation, lookup = config.speculative_config, read_lookup(config.additional_config)
+    takes_quotes = lookup is not None and not config.use_v2_model_runner
     return EngineInfo(
         model=served_name if isinstance(served_name, str) else served_name[0],
         max_model_len=model.max_model_len,
         vocab_size=model.get_vocab_size(),
-        speculation=_describe_speculation(speculation, read_lookup(config.additional_config)),
+        speculation=_describe_speculation(speculation, lookup, takes_quotes),
         reports_decode_steps=(
             speculation is None or config.scheduler_config.scheduler_cls == SCHEDULER
         ),
@@ -111,7 +112,9 @@ def _select_sampling_defaults(params: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _describe_speculation(
-    config: SpeculativeConfig | None, lookup: tuple[int, int] | None = None
+    config: SpeculativeConfig | None,
+    lookup: tuple[int, int] | None = None,
+    takes_quotes: bool = False,
 ) -> SpeculationInfo:
     if config is None:
         return SpeculationInfo("none", 0, summary="no speculation: no draft was given")
@@ -120,7 +123,7 @@ def _describe_speculation(
     is_known = find_method({"method": config.method}).is_known
     lossy = find_lossy({field.name: getattr(config, field.name) for field in fields(config)})
     summary = add_lossy(f"{method}, K = {depth}, draft {draft}{describe_lookups(lookup)}", lossy)
-    return SpeculationInfo(method, depth, draft, summary, is_known, width, lossy)
+    return SpeculationInfo(method, depth, draft, summary, is_known, width, lossy, takes_quotes)
 
 
 def _name_method(config: SpeculativeConfig) -> str:

@@ -17,9 +17,12 @@ from eaglegate.text.rendering.encoding import RenderLimits
 async def add_quotes(
     requests: list[EngineRequest], job: Job, pipeline: Pipeline
 ) -> list[EngineRequest]:
-    """Add the twins of each conversation to its requests, if the engine looks up. At most
+    """Add the twins of each conversation to its requests, if the engine looks them up. At most
     ``TWIN_TOKENS``, the newest ones."""
-    if not pipeline.info.speculation.lookup or 0 in (job.placement.depth, job.placement.lookup):
+    if not pipeline.info.speculation.takes_quotes or 0 in (
+        job.placement.depth,
+        job.placement.lookup,
+    ):
         return requests
     num_choices, quoting_requests = job.question.n, []
     quotes: Sequence[int] = ()

@@ -36,7 +36,7 @@ __all__ = ["opening"]  # a fixture
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.skipif(SECOND_RUNNER, reason="lookups need the first runner"),
+    pytest.mark.skipif(SECOND_RUNNER, reason="the lookups of the first runner"),
 ]
 
 WIDTH, DEPTH = 8, 3
@@ -112,6 +112,7 @@ async def test_the_engine_tells_the_drafts_own_depth(lookup_engine: VllmEngine) 
     speculation = describe_engine(lookup_engine._llm.vllm_config).speculation
     assert (speculation.depth, speculation.lookup, speculation.width) == (DEPTH, WIDTH, WIDTH)
     assert f"K = {DEPTH}, " in speculation.summary
+    assert speculation.takes_quotes
 
 
 async def test_text_does_not_depend_on_the_choice(

@@ -16,6 +16,7 @@ from vllm.platforms.cpu import CpuPlatform
 
 from eaglegate.engine.types import Constraint, Drafter, EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
+from eaglegate.engine.vllm_backend.translate import describe_engine
 from eaglegate.lab.benchmarks.drive import (
     Outcome,
     fix_depth,
@@ -206,6 +207,12 @@ async def test_preempted_and_aborted_requests_leave_nothing(
     assert sum_lookups(outcomes)[2] > 20
     lookups = (await lookup_engine.describe_planning())["lookups"]
     assert lookups["indexed_tokens"] == 0
+
+
+async def test_the_gateway_encodes_no_twins_for_these_lookups(lookup_engine: VllmEngine) -> None:
+    assert lookup_engine._llm is not None
+    speculation = describe_engine(lookup_engine._llm.vllm_config).speculation
+    assert (speculation.lookup, speculation.takes_quotes) == (WIDTH, False)
 
 
 async def test_an_operators_bound_holds_for_lookups(

@@ -27,9 +27,9 @@ MESSAGES = [
 ]
 
 
-def open_with_lookups(lab, width: int) -> None:
+def open_with_lookups(lab, width: int, takes_quotes: bool = True) -> None:
     path = lab.path()
-    speculation = replace(path.info.speculation, lookup=width)
+    speculation = replace(path.info.speculation, lookup=width, takes_quotes=takes_quotes)
     lab.gateway.open(replace(path, info=replace(path.info, speculation=speculation)))
 
 
@@ -41,9 +41,9 @@ async def test_tool_results_come_with_every_choice(lab):
     assert [request.quotes for request in lab.engine.requests] == [twin, twin]
 
 
-@pytest.mark.parametrize(("width", "depth"), [(0, None), (8, 0)])
-async def test_nothing_is_encoded_without_lookups(lab, width, depth):
-    open_with_lookups(lab, width)
+@pytest.mark.parametrize(("takes_quotes", "depth"), [(False, None), (True, 0)])
+async def test_nothing_is_encoded_without_lookups_of_quotes(lab, takes_quotes, depth):
+    open_with_lookups(lab, 8, takes_quotes)
     lab.says("done")
     extra = {} if depth is None else {"num_speculative_tokens": depth}
     assert (await lab.chat(messages=MESSAGES, **extra)).status == 200
