@@ -415,25 +415,26 @@ def split_decode(entry: ExplainedRequest, planner: Mapping[str, Any]) -> Row | N
     """Split the time of decode steps into drafting, verifying and rejected work.
 
     This is an estimate: the planner's costs of a step of one request, scaled to the time of each
-    step. None without a planner.
+    step. A step that verified a lookup is charged one pass of the draft, which makes at least one
+    token beside a lookup. None without a planner.
     """
     cost = planner.get("cost", {}).get("milliseconds")
     if not cost:
         return None
     drafting_s = verifying_s = rejected_s = 0.0
     for track in entry.tracks:
-        for seconds, num_drafted, num_accepted, _, _ in track.steps():
-            draft = num_drafted and cost["drafting"] + num_drafted * (
+        for (seconds, num_drafted, num_accepted, _, _), is_lookup in zip(
+            track.steps(), track.lookups, strict=True
+        ):
+            num_passes = min(num_drafted, 1) if is_lookup else num_drafted
+            draft = num_passes and cost["drafting"] + num_passes * (
                 cost["depth"] + cost["depth_and_request"]
             )
             verify = cost["fixed"] + cost["request"] + num_drafted * cost["verified_token"]
             verify += cost["verifying"] if num_drafted else 0.0
             num_lost = max(0, num_drafted - num_accepted)
-            waste = (
-                num_lost / num_drafted * draft + num_lost * cost["verified_token"]
-                if num_drafted
-                else 0.0
-            )
+            lost_share = 0.0 if is_lookup or not num_drafted else num_lost / num_drafted
+            waste = lost_share * draft + num_lost * cost["verified_token"]
             step_cost = draft + verify
             drafting_s += seconds * draft / step_cost
             verifying_s += seconds * verify / step_cost

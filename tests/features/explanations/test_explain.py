@@ -240,6 +240,15 @@ def test_decoding_is_split_by_the_planner_s_costs(traffic: Traffic) -> None:
     assert traffic.explain(row["id"])["decode"] is None
 
 
+def test_a_step_with_a_lookup_has_one_pass_of_the_draft(traffic: Traffic) -> None:
+    """A lookup of 8: 13 to verify, of which 3.5 for the seven rejected tokens, and 2 to draft."""
+    lookup = Step((1, 1), (DecodeStep(8, 1, 2, drafter=Drafter.LOOKUP),))
+    row = traffic.explain(traffic.answer(((0.1, Step((1,))), (1.5, lookup))), PLANNER)
+    assert row["decode"]["drafting_ms"] == pytest.approx(200, rel=1e-3)
+    assert row["decode"]["verifying_ms"] == pytest.approx(1300, rel=1e-3)
+    assert row["decode"]["of_which_rejected_ms"] == pytest.approx(350, rel=1e-3)
+
+
 def test_no_text_is_kept(traffic: Traffic) -> None:
     name = traffic.answer(STEPS)
     gc.collect()
