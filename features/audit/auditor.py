@@ -35,7 +35,7 @@ from eaglegate.engine.speculation.rounding import find_tie
 from eaglegate.engine.speculation.scores import ScoresAnswers, ScoringRules, never_pause
 from eaglegate.engine.speculation.time_budget import TimeBudget
 from eaglegate.engine.steps import Generate, read_steps
-from eaglegate.engine.types import EngineInfo, EngineRequest, SinkTap, Step, StepSink
+from eaglegate.engine.types import Drafter, EngineInfo, EngineRequest, SinkTap, Step, StepSink
 from eaglegate.engine.wrapper import EngineWrapper
 from eaglegate.features.audit.evidence import (
     AuditOutcome,
@@ -383,6 +383,7 @@ class Auditor:
             time.time(),
             took_s,
             len(answer.token_ids),
+            answer.drafter,
         )
         self._recent.append(record)
         self._observer.record_audit(record)
@@ -413,11 +414,11 @@ class Auditor:
             return
         hint = f" To see it again: eaglegate audit replay {file}" if file else ""
         log.warning(
-            "speculation is off for workload %s: the audit of answer %s (%s, depth %d, draft %s) "
-            "found: %s. It comes back when the draft changes, or with POST /admin/audit/release "
-            "for this workload.%s",
+            "speculation is off for workload %s: the audit of answer %s (%s, depth %d, draft %s, "
+            "drafter %s) found: %s. It comes back when the draft changes, or with POST "
+            "/admin/audit/release for this workload.%s",
             name, record.request, record.choosing, record.depth, record.draft or "-",
-            record.detail, hint,
+            record.drafter, record.detail, hint,
         )  # fmt: skip
 
     def _drop(self, reason: str) -> None:
@@ -482,6 +483,7 @@ class AuditedEngine(EngineWrapper):
                         draft if draft == self._auditor.draft else MIXED,
                         self._auditor.clock(),
                         may_keep,
+                        frozenset(collector.drafters),
                     )
                 )
 
@@ -492,6 +494,7 @@ class _KeptTokens:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.depth = 0
+        self.drafters: set[Drafter] = set()
         self.finish: FinishReason | None = None
         self.stopped = False
         self.failed = False
@@ -501,5 +504,6 @@ class _KeptTokens:
         self.finish = step.finish
         self.stopped = step.stop_token is not None
         for decode in step.decode:
-            if decode.drafted > self.depth:
-                self.depth = decode.drafted
+            if decode.drafted:
+                self.depth = max(self.depth, decode.drafted)
+                self.drafters.add(decode.drafter)

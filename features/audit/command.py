@@ -91,7 +91,8 @@ def format_audits(report: Row) -> Iterator[str]:
     for record in report["recent"][:MOST]:
         yield (
             f"  {record['request']}  {record['workload']}  {record['choosing']}  "
-            f"depth {record['depth']}  {record['outcome']}  {record['detail']}"
+            f"depth {record['depth']}  drafter {record['drafter']}  {record['outcome']}  "
+            f"{record['detail']}"
         )
 
 

@@ -26,11 +26,12 @@ class Audits(MetricGroup):
         super().__init__(scope)
 
     def declare(self) -> None:
-        labels = ("workload", "choosing", "draft", "depth", "outcome")
+        labels = ("workload", "choosing", "draft", "drafter", "depth", "outcome")
         self._audits = self.counter(
             "audits",
             "Audited answers: lossless, near_tie or violated, by how their tokens were chosen "
-            "(greedy, seeded, sampled, grammar) and the most drafts that a step verified",
+            "(greedy, seeded, sampled, grammar), by drafter (draft, lookup, both, none) and the "
+            "most tokens that a step verified",
             labels,
         )
         self._drops = self.counter(
@@ -53,7 +54,8 @@ class Audits(MetricGroup):
         """Count an audit; ``workload`` is its label."""
         depth = str(min(record.depth, self.scope.settings.max_depth))
         outcome = record.outcome.value
-        self._audits(workload, record.choosing, record.draft, depth, outcome).inc()
+        labels = (workload, record.choosing, record.draft, record.drafter, depth, outcome)
+        self._audits(*labels).inc()
         self._seconds(workload).inc(record.took_s)
 
     def count_drop(self, reason: str) -> None:

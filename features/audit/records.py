@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from eaglegate.engine.types import EngineRequest
+from eaglegate.engine.types import Drafter, EngineRequest
 from eaglegate.features.audit.evidence import AuditOutcome
 from eaglegate.text.events import FinishReason
 
@@ -20,12 +20,21 @@ class FinishedAnswer:
     stopped: bool
     """True if the last token is a stop token."""
     depth: int
-    """Most drafts that a step of the answer verified."""
+    """Most tokens that a step of the answer verified, drafts or a lookup."""
     draft: str
     ended: float
     """Time of the auditor's clock at the end of the answer."""
     may_keep: bool = True
     """True if an evidence file may hold the answer's tokens."""
+    drafters: frozenset[Drafter] = frozenset()
+    """Sources of the tokens that its steps verified."""
+
+    @property
+    def drafter(self) -> str:
+        """The sources in one word: draft, lookup, both or none."""
+        if len(self.drafters) == 1:
+            return next(iter(self.drafters)).value
+        return "both" if self.drafters else "none"
 
     @property
     def ends_its_grammar(self) -> bool:
@@ -57,6 +66,8 @@ class AuditRecord:
     at: float
     took_s: float
     tokens: int
+    drafter: str = "draft"
+    """Source of the tokens that were verified: draft, lookup, both or none."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -22,7 +22,16 @@ from eaglegate.engine.speculation.draft_versions import DraftVersion
 from eaglegate.engine.speculation.policy import DepthSource, SpeculationPolicy
 from eaglegate.engine.speculation.scores import AnswerScores, never_pause, split_audit
 from eaglegate.engine.steps import read_steps
-from eaglegate.engine.types import Constraint, EngineRequest, RepetitionStop, Sampling
+from eaglegate.engine.types import (
+    Constraint,
+    DecodeStep,
+    Drafter,
+    EngineRequest,
+    RepetitionStop,
+    Sampling,
+    Step,
+    UndraftedReason,
+)
 from eaglegate.features.audit import auditor as module
 from eaglegate.features.audit.auditor import AuditedEngine, Auditor
 from eaglegate.features.audit.evidence import AuditOutcome
@@ -141,6 +150,28 @@ async def test_a_lossless_answer_changes_nothing() -> None:
     assert (record.depth, record.draft, record.tokens) == (3, "abc", 3)
     assert lab.engine.scored[0][1:] == ((7, 8, 9), "float32")
     assert not [*lab.holds]
+
+
+@pytest.mark.parametrize(
+    ("accounts", "drafter", "depth"),
+    [
+        ([DecodeStep(3, 1, 2)], "draft", 3),
+        ([DecodeStep(8, 1, 2, drafter=Drafter.LOOKUP)], "lookup", 8),
+        (
+            [DecodeStep(1, 0, 1), DecodeStep(8, 0, 1, drafter=Drafter.LOOKUP)],
+            "both", 8,
+        ),
+        ([DecodeStep(0, 0, 2, undrafted=UndraftedReason.OFF)], "none", 0),
+    ],
+)  # fmt: skip
+async def test_an_audit_names_the_drafter(
+    accounts: list[DecodeStep], drafter: str, depth: int
+) -> None:
+    lab = Lab()
+    lab.engine.script = [Step((7,)), Step((8, 9), tuple(accounts), finish=FinishReason.STOP)]
+    await audit(lab)
+    (record,) = lab.notes.records
+    assert (record.drafter, record.depth) == (drafter, depth)
 
 
 async def test_a_violation_takes_speculation_from_its_workload(

@@ -35,8 +35,9 @@ from eaglegate.server.cli.feature import build_features
 from tests.features.served import make_core
 
 RECORD = AuditRecord(
-    "chatcmpl-1", "chat", "greedy", "abc", 3, AuditOutcome.VIOLATED, "token 1 is wrong", 1.0, 0.1, 2
-)
+    "chatcmpl-1", "chat", "greedy", "abc", 3, AuditOutcome.VIOLATED, "token 1 is wrong", 1.0, 0.1,
+    2, "lookup",
+)  # fmt: skip
 ANSWER = FinishedAnswer(
     EngineRequest("chatcmpl-1", (1, 2), Sampling(4, temperature=0.0)),
     (7, 8),
@@ -75,7 +76,8 @@ async def test_a_held_workload_is_shown_and_released(audited: Any, telemetry: Te
     assert shown["holds"]["chat"]["reason"] == "token 1 is wrong"
     page = render_metrics(telemetry.registry).decode()
     assert 'eaglegate_audit_hold{workload="chat"} 1.0' in page
-    assert 'choosing="greedy",depth="3",draft="abc",outcome="violated"' in page
+    labels = 'choosing="greedy",depth="3",draft="abc",drafter="lookup",outcome="violated"'
+    assert labels in page
     assert 'eaglegate_audits_dropped_total{reason="idle"} 1.0' in page
     assert summarize_speculation(telemetry)["audit"]["holds"]["chat"]["draft"] == "abc"
     assert "eaglegate audit release chat" in " ".join(list_problems(telemetry, Totals()))
