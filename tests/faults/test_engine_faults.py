@@ -134,6 +134,37 @@ def check_seeds(gateway):
     assert outcome(gateway, "replayed") > 0
 
 
+@pytest.mark.skipif(SECOND_RUNNER, reason="its own test shows lookups there")
+def test_accounts_with_lookups_are_exact_when_the_engine_is_killed(tmp_path):
+    """Resumed and replayed answers, of which lookups wrote a part before and after the kill."""
+    arguments = (*ARGUMENTS, "--depth", "auto", "--lookup=8", "--no-async-scheduling")
+    with serving(tmp_path / "serve.log", arguments) as gateway:
+        check_lookups(gateway)
+
+
+def check_lookups(gateway):
+    def count(name, **labels):
+        return gateway.metric(f"eaglegate_{name}_total", **labels) or 0
+
+    accepted_before = []
+
+    async def kill(began):
+        await began.wait()
+        accepted_before.append(count("drafter_accepted_tokens", drafter="lookup"))
+        assert engine_process.kill(gateway.process.pid)
+
+    bodies = [streams.request(kind, at, 300) for at in range(2) for kind in ("chat", "penalised")]
+    disturbed_as_undisturbed(gateway, bodies, kill)
+    assert outcome(gateway, "resumed") > 0
+    assert outcome(gateway, "replayed") > 0
+    assert 0 < accepted_before[0] < count("drafter_accepted_tokens", drafter="lookup")
+    explained = count("first_tokens") + count("accepted_tokens") + count("decode_steps")
+    assert count("completion_tokens") == explained - count("lost_bonus_tokens") > 0
+    assert count("unaccounted_tokens") == 0
+    for name in ("verify_steps", "drafted_tokens", "accepted_tokens"):
+        assert count(f"drafter_{name}") == count(name)
+
+
 def losses(gateway):
     return httpx.get(f"{gateway.operator}/admin/status", timeout=60).json()["engine_losses"]
 
