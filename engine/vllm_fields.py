@@ -3,6 +3,8 @@ vLLM."""
 
 from __future__ import annotations
 
+from array import array
+from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
@@ -30,7 +32,7 @@ token, 0 for none."""
 WEIGHT = "key_weight"
 """Key in ``extra_args``: the share of a request's key among those outside the latency class."""
 QUOTES = "quotes"
-"""Key in ``extra_args``: tokens that lookups search beside the prompt."""
+"""Key in ``extra_args``: packed tokens that lookups search beside the prompt."""
 LOOKUP_BOUND = "lookup"
 """Key in ``extra_args``: the request's longest lookup."""
 AUDIT = "audit"
@@ -111,12 +113,22 @@ def _build_extra_args(request: EngineRequest) -> dict[str, Any]:
     if request.traced:
         extra[TRACED] = 1
     if request.quotes:
-        extra[QUOTES] = list(request.quotes)
+        extra[QUOTES] = pack_tokens(request.quotes)
     if request.lookup is not None:
         extra[LOOKUP_BOUND] = request.lookup
     if request.scoring is not None:
         extra[AUDIT] = dict(request.scoring)
     return extra
+
+
+def pack_tokens(token_ids: Iterable[int]) -> str:
+    """Pack token ids into a text. vLLM copies ``extra_args`` deeply, number by number: 16,384 of
+    them would hold up the event loop for 13 ms."""
+    return b64encode(array("q", token_ids).tobytes()).decode()
+
+
+def unpack_tokens(text: str) -> list[int]:
+    return array("q", b64decode(text)).tolist()
 
 
 def build_structured_outputs(constraint: Constraint | None) -> dict[str, Any] | None:

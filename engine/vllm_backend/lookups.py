@@ -22,7 +22,14 @@ from vllm.v1.request import Request
 from eaglegate.engine.speculation.lookup.chooser import LookupChooser
 from eaglegate.engine.speculation.lookup.twin import TWIN_TOKENS
 from eaglegate.engine.speculation.methods import Runner, StepDepth, find_method
-from eaglegate.engine.vllm_fields import DEPTH, LOOKUP_BOUND, QUOTES, TENANT, UNTAUGHT
+from eaglegate.engine.vllm_fields import (
+    DEPTH,
+    LOOKUP_BOUND,
+    QUOTES,
+    TENANT,
+    UNTAUGHT,
+    unpack_tokens,
+)
 
 LOOKUP = "eaglegate_lookup"
 """Key in vLLM's ``additional_config``: ``{"width": N, "depth": the draft's own K}``."""
@@ -115,10 +122,10 @@ class Lookups:
     def _read_quotes(self, extra: Mapping[str, Any]) -> list[int]:
         """Return the tokens that a request may quote beside its prompt. Tokens outside the
         vocabulary would stop the engine, and vLLM checks only those of prompts."""
-        quotes = extra.get(QUOTES) or []
+        quotes = unpack_tokens(extra.get(QUOTES, ""))
         vocabulary = self._scheduler.vllm_config.model_config.get_vocab_size()
         is_valid = quotes and min(quotes) >= 0 and max(quotes) < vocabulary
-        return list(quotes[-TWIN_TOKENS:]) if is_valid else []
+        return quotes[-TWIN_TOKENS:] if is_valid else []
 
     def list_used(self, output: SchedulerOutput, result: ModelRunnerOutput) -> set[str]:  # noqa: ARG002
         """List the requests of a step whose verified tokens are a lookup's. Called before the
