@@ -37,13 +37,16 @@ def replace_images(value: Any) -> Any:
 
 
 def find_url(part: Mapping[str, Any]) -> str | None:
-    """Return the URL of a part with an image; None if it has none."""
-    url, source = part.get("image_url"), part.get("source")
-    if isinstance(url, Mapping):
-        url = url.get("url")
-    if isinstance(source, Mapping):
-        data = source.get("data")
-        url = f"data:;base64,{data}" if isinstance(data, str) else source.get("url")
+    """Return the URL of a part with an image; None if it has none. The part's type decides where
+    the URL is, as for the model."""
+    if part.get("type") == "image":
+        source = part.get("source")
+        members = source if isinstance(source, Mapping) else {}
+        data = members.get("data")
+        url = f"data:;base64,{data}" if isinstance(data, str) else members.get("url")
+    else:
+        url = part.get("image_url")
+        url = url.get("url") if isinstance(url, Mapping) else url
     return url if isinstance(url, str) else None
 
 

@@ -70,6 +70,23 @@ def lab() -> SeeingLab:
     return SeeingLab()
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": url(20)}, "source": {"url": "http://a.example"}},
+        {"type": "input_image", "image_url": url(20), "source": {"data": "AAAA"}},
+        {
+            "type": "image",
+            "source": {"type": "url", "url": url(20)},
+            "image_url": "http://a.example",
+        },
+    ],
+)
+def test_members_of_other_apis_do_not_hide_an_image(part):
+    (replaced,) = replace_images([part])
+    assert replaced["text"] == f"[image sha256:{DIGESTS[0]}]"
+
+
 async def capture(lab: SeeingLab, folder: Path, api: str, **options: Any) -> tuple[Any, bytes]:
     """Capture one request. Returns its record, and everything that was written."""
     path, body = REQUESTS[api]
