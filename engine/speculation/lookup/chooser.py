@@ -66,11 +66,6 @@ class LookupChooser:
         self._requests[request] = _Request(index, first_row, len(text))
         self._unbuilt[request] = index
 
-    def move(self, request: str, traffic: str, tenant: str) -> None:
-        """Move a request to another slice."""
-        state = self._requests[request]
-        state.first_row, state.row = self.acceptance.find_slice(traffic, tenant), -1
-
     def end(self, request: str) -> None:
         self._requests.pop(request, None)
         self._unbuilt.pop(request, None)
