@@ -191,7 +191,7 @@ _OWN = tuple(
 )
 _DEFAULTS = CaptureRecord()
 _OWN_DEFAULTS = tuple((name, getattr(_DEFAULTS, name)) for name in _OWN)
-_CUT, _WITHOUT_CUT = itemgetter(3), itemgetter(0, 1, 2)
+_CUT, _LOOKUP, _WITHOUT_CUT = itemgetter(3), itemgetter(4), itemgetter(0, 1, 2)
 
 
 def format_record(record: CaptureRecord) -> bytes:
@@ -212,8 +212,10 @@ def _read_slots(part: CapturedPrompt | CapturedChoice) -> dict[str, Any]:
 
 def _choice_fields(choice: CapturedChoice) -> dict[str, Any]:
     values = _read_slots(choice)
-    if any(map(_CUT, choice.steps)):
-        values["steps"] = [tuple(step) if step[3] else step[:3] for step in choice.steps]
+    if any(map(_CUT, choice.steps)) or any(map(_LOOKUP, choice.steps)):
+        values["steps"] = [
+            tuple(step) if step[4] else step[:4] if step[3] else step[:3] for step in choice.steps
+        ]
     else:
         values["steps"] = [*map(_WITHOUT_CUT, choice.steps)]
     return values

@@ -342,8 +342,10 @@ def list_live(
     for contestant in fit:
         by_depth: dict[int, list[Answer]] = {}
         for answer in captured_answers:
-            max_depth = max((step.drafted for step in answer.choice.steps), default=0)
-            if answer.draft == contestant.fingerprint and max_depth:
+            steps = answer.choice.steps
+            max_depth = max((step.drafted for step in steps), default=0)
+            has_lookups = any(step.lookup for step in steps)  # not the draft's work
+            if answer.draft == contestant.fingerprint and max_depth and not has_lookups:
                 by_depth.setdefault(max_depth, []).append(answer)
         for depth, answers in sorted(by_depth.items()):
             predictions = [walk for walk in replays[contestant.label] if depth in walk.walks]

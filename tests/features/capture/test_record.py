@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,17 @@ def read(path: Path, **options: Any) -> list[CaptureRecord]:
 
 def test_a_record_comes_back_as_it_was() -> None:
     assert parse_record(format_record(RECORD)) == RECORD
+
+
+def test_the_steps_of_lookups_come_back() -> None:
+    """Also where no step was cut."""
+    steps = (CapturedStep(3, 2, 3), CapturedStep(8, 1, 2, lookup=1))
+    record = replace(RECORD, choices=(replace(RECORD.choices[0], steps=steps),))
+    assert parse_record(format_record(record)) == record
+    assert json.loads(format_record(record))[OURS]["choices"][0]["steps"] == [
+        [3, 2, 3],
+        [8, 1, 2, 0, 1],
+    ]
 
 
 def test_a_line_is_a_mooncake_trace_with_one_more_key() -> None:

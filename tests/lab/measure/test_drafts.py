@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -36,7 +37,7 @@ from eaglegate.lab.measure.drafts import (
     walk_captured,
     walk_sampled_drafts,
 )
-from eaglegate.lab.measure.drafts_answers import CompareError, read_answers
+from eaglegate.lab.measure.drafts_answers import Answer, CompareError, read_answers
 from eaglegate.lab.measure.drafts_conclusion import conclude_drafts
 from eaglegate.lab.measure.statistics import Estimate
 from tests.lab.measure.stand_in_server import StandInServer
@@ -203,6 +204,19 @@ def test_live_acceptance_is_judged_by_the_predicted_interval() -> None:
     assert worse.is_inside is False
     assert worse.difference is not None and worse.difference.high is not None
     assert worse.difference.high < 0
+
+
+def test_live_acceptance_leaves_answers_with_lookups_out() -> None:
+    draft, lookup = CapturedStep(3, 1, 2), CapturedStep(8, 8, 9, lookup=1)
+    answers, predictions = [], []
+    for number, steps in enumerate([(draft, draft), (draft, lookup)]):
+        facts = AnswerFacts(f"{number}", f"s{number}", "chat", "0-512", (), False, 100)
+        answers.append(Answer(facts, (1,), CapturedChoice(tokens=11, steps=steps), {}, "abc"))
+        walks = {depth: walk_captured([draft, draft], depth, PHASES) for depth in (3, 8)}
+        predictions.append(DraftReplay(facts, walks))
+    contestant: Any = SimpleNamespace(label="new", fingerprint="abc")
+    (row,) = drafts_command.list_live(answers, [contestant], {"new": predictions})
+    assert (row["depth"], row["slices"]["all"].live.value) == (3, 2.0)
 
 
 def test_steps_belong_to_the_phase_of_their_first_token() -> None:
