@@ -209,6 +209,30 @@ async def test_preempted_and_aborted_requests_leave_nothing(
     assert lookups["indexed_tokens"] == 0
 
 
+async def test_copies_take_fewer_steps_than_with_the_draft_alone(
+    lookup_engine: VllmEngine,
+) -> None:
+    rng = random.Random(1)
+    units = [[rng.randrange(300, 900) for _ in range(size)] for size in (5, 7, 11)]
+    requests = [
+        make_greedy(f"f-{i}", (unit * 30)[:140], 64, ignore_eos=True)
+        for i, unit in enumerate(units)
+    ]
+    assert await lookup_engine.set_planning("off") == "off"
+    try:
+        outcomes = await run_all(lookup_engine, requests)
+        drafts_only = [replace(request, lookup=0) for request in requests]
+        reference = await run_all(lookup_engine, drafts_only)
+    finally:
+        assert await lookup_engine.set_planning("auto") == "auto"
+    assert_equal(outcomes, reference)
+    assert sum_lookups(reference)[0] == 0
+    num_steps, num_draft_steps = (
+        sum(outcome.totals.decode_steps for outcome in results) for results in (outcomes, reference)
+    )
+    assert num_steps < 0.85 * num_draft_steps, (num_steps, num_draft_steps)
+
+
 async def test_the_gateway_encodes_no_twins_for_these_lookups(lookup_engine: VllmEngine) -> None:
     assert lookup_engine._llm is not None
     speculation = describe_engine(lookup_engine._llm.vllm_config).speculation
