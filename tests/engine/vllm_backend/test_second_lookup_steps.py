@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vllm.config import VllmConfig
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
 from eaglegate.engine.speculation.step_graphs import StepGraphs
 from eaglegate.engine.types import DecodeStep, Drafter
+from eaglegate.engine.vllm_backend.device_lookups import init_states
 from eaglegate.engine.vllm_backend.lookups import LOOKUP
 from eaglegate.engine.vllm_backend.second_lookups import SecondLookups
 from eaglegate.engine.vllm_contract import DRAFT_DEPTH, MIN_MATCHES, PROPOSALS
@@ -174,3 +175,19 @@ def test_tokens_behind_the_draft_s_own_count_only_if_accepted(
     count = world.lookups.count_drafted
     assert (count("copy", 7, 1), count("copy", 7, 4), count("copy", 1, 1)) == (2, 4, 1)
     assert count("a lookup", 7, 1) == 7
+
+
+def test_lookups_scan_tokens_in_the_device_s_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM keeps them in the host's memory, which a scan of every step would read over PCIe."""
+    world = SecondPretence(True, monkeypatch)
+    config = world.scheduler.vllm_config
+    choices: list[bool] = []
+
+    def init(_: object, use_dense_all_token_ids: bool) -> None:
+        choices.append(use_dense_all_token_ids)
+
+    for settings in (config.additional_config, {}):
+        monkeypatch.setattr(config, "additional_config", settings)
+        with set_current_vllm_config(config):
+            init_states(init, object(), use_dense_all_token_ids=False)
+    assert choices == [True, False]
