@@ -134,7 +134,9 @@ class WorkerConnection:
         payloads, frames, is_done = SseDecoder(limits.event), 0, False
         deadline = _now() + self._access.first_token_s
         request = self._describe(body, headers)
-        async with self._send(path, body, headers, deadline, request) as response:
+        sending = self._send(path, body, headers, deadline, request)
+        del body  # with images it is large, and the answer may take long
+        async with sending as response:
             _check_type(response)
             async with aclosing(_iter_body(response)) as pieces:
                 while (piece := await _next_piece(pieces, deadline)) is not None:
@@ -160,8 +162,12 @@ class WorkerConnection:
         asked_request: AskedRequest,
     ) -> AsyncIterator[httpx.Response]:
         """Send a request and yield the response with status 200. Raises EngineError."""
-        content, headers = orjson.dumps(body), _build_headers(body) | dict(headers)
-        request = self._client.build_request("POST", path, content=content, headers=headers)
+        content = orjson.dumps(body)
+        headers = _build_headers(body) | dict(headers) | {"content-length": str(len(content))}
+        # httpx keeps the content of a request until its answer ends, unless it is an iterator.
+        pieces = _iterate(content)
+        request = self._client.build_request("POST", path, content=pieces, headers=headers)
+        del body, content
         with self._map_errors("stopped answering"):
             async with asyncio.timeout_at(deadline):
                 response = await self._client.send(request, stream=True)
@@ -280,6 +286,10 @@ def _list_secrets(upstream: Upstream, access: ConnectionSettings) -> tuple[str, 
     credentials = (upstream.authorization or "").removeprefix("Basic ")
     password = b64decode(credentials).decode().partition(":")[2]
     return tuple(secret for secret in (access.key, credentials, password) if secret)
+
+
+async def _iterate(content: bytes) -> AsyncIterator[bytes]:
+    yield content
 
 
 def _build_headers(body: Mapping[str, Any] | None) -> dict[str, str]:

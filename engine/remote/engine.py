@@ -95,6 +95,7 @@ class RemoteEngine(RemoteEngineBase, SupportsCounters, SupportsInspection, Count
         answer = AnswerAssembler(request, self._speculation, limits.tokens, self._model.vocab_size)
         if stream:
             payloads = connection.stream(wire.GENERATE, body, headers, limits)
+            del body
             await push_steps(_read_steps(payloads, answer), sink)
         else:
             answer.read_whole(await connection.fetch(wire.GENERATE, body, headers, limits))

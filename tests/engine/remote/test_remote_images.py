@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import asynccontextmanager
 from dataclasses import replace as change
 
@@ -9,10 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from eaglegate.engine.errors import RequestRejected
+from eaglegate.engine.remote import connection, wire
 from eaglegate.engine.remote.engine import RemoteEngine
 from eaglegate.engine.remote.text import TextEngine
 from eaglegate.engine.remote.upstream import Upstream
-from eaglegate.engine.types import ImageInput, Sampling
+from eaglegate.engine.types import ImageInput, Sampling, Step
 from eaglegate.text.media.image import Image
 from tests.engine.remote.stand_in_worker import StandIn, chunk, end, serving
 from tests.engine.remote.test_remote_engine import ACCESS, MODEL, request, steps_of
@@ -65,6 +67,35 @@ async def test_images_are_sent_as_data_and_counted_once():
         "data:image/jpeg;base64,ZG9n",
         "data:image/png;base64,Y2F0",
     ]
+
+
+async def test_nothing_sent_is_kept_while_the_answer_comes(monkeypatch):
+    """Each choice of an answer sends the images once more."""
+    urls, contents, counts = [], [], []
+    build_data_url, iterate = wire.build_data_url, connection._iterate
+    monkeypatch.setattr(
+        wire, "build_data_url", lambda image: urls.append(build_data_url(image)) or urls[-1]
+    )
+    monkeypatch.setattr(
+        connection, "_iterate", lambda content: contents.append(content) or iterate(content)
+    )
+
+    class Sink:
+        def is_open(self) -> bool:
+            return True
+
+        def push(self, step: Step) -> None:
+            counts.append((sys.getrefcount(urls[0]), sys.getrefcount(contents[0])))
+
+        async def drain(self) -> None: ...
+
+    frames = [chunk(1), chunk(2, finish="length"), end()]
+    worker = StandIn(lambda _: frames, image_tokens=100)
+    async with engine_of(worker) as engine:
+        for sent in (urls, contents):
+            sent.clear()
+        await engine.generate(about(CAT, expanded_length=102), Sink())
+    assert counts[0] == (2, 2)  # the list above and the argument
 
 
 async def test_a_prompt_without_images_says_nothing_of_them():
