@@ -283,7 +283,7 @@ function option(value, text = value) {
   return made;
 }
 
-function legend(depth) {
+function legend(depth, lookup) {
   const mark = (name, cls) => {
     const box = el("span"), dot = el("i", undefined, cls);
     box.append(dot, name);
@@ -291,7 +291,7 @@ function legend(depth) {
   };
   const marks = [mark("target", "")];
   for (let at = 1; at <= Math.min(depth, HUES); at++) marks.push(mark(`draft ${at}${at === HUES && depth > HUES ? "+" : ""}`, "d" + at));
-  marks.push(mark("lookup", "lookup"));
+  if (lookup) marks.push(mark("lookup", "lookup"));
   const lost = el("span", "dotted: drafts after it were rejected");
   $("legend").replaceChildren(...marks, lost);
 }
@@ -301,7 +301,7 @@ async function learn() {
   if (!ready.ok) throw new Error("the engine is " + state.status);
   const depth = state.engine.num_speculative_tokens, depths = ["auto", ...Array(depth + 1).keys()].map(String);
   $("depth").replaceChildren(...depths.map(d => option(d, d)));
-  legend(depth);
+  legend(depth, state.engine.lookup);
   const key = $("key").value, headers = key ? { authorization: "Bearer " + key } : {};
   const answer = await fetch("v1/models", { headers, cache: "no-store" });
   if (answer.status === 404) throw new Error("this port serves no API: open /playground at the API's address");
