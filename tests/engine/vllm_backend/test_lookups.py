@@ -58,8 +58,9 @@ FIELDS: dict[str, dict[str, Any]] = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def lookup_engine() -> AsyncGenerator[VllmEngine, None]:
+    """Its planner is off, because it learns the price of a token from the times of steps."""
     engine = run_engine(
-        "auto", lookup=WIDTH, **SMALL, speculative_config=speculation(DEPTH), async_scheduling=False
+        "off", lookup=WIDTH, **SMALL, speculative_config=speculation(DEPTH), async_scheduling=False
     )
     async with engine as started:
         yield started
@@ -100,7 +101,7 @@ async def test_greedy_text_is_the_same(
     outcomes = await run_all(lookup_engine, requests)
     assert_equal(outcomes, await run_all(plain_engine, requests))
     num_lookups, num_drafted, num_accepted = sum_lookups(outcomes)
-    assert num_lookups > 10
+    assert num_lookups > 5
     assert num_accepted > num_drafted / 2
     widths = {step.drafted for o in outcomes for step in o.account.decode_steps}
     assert max(widths) > DEPTH
@@ -115,23 +116,28 @@ async def test_the_engine_tells_the_drafts_own_depth(lookup_engine: VllmEngine) 
     assert speculation.takes_quotes
 
 
+@pytest.mark.parametrize("mode", ["auto", "random"])
 async def test_text_does_not_depend_on_the_choice(
-    lookup_engine: VllmEngine, plain_engine: VllmEngine, copies: list[tuple[int, ...]]
+    lookup_engine: VllmEngine,
+    plain_engine: VllmEngine,
+    copies: list[tuple[int, ...]],
+    mode: str,
 ) -> None:
     requests = [
         EngineRequest(f"r-{i}", prompt, Sampling(max_tokens=64, temperature=i % 2 * 0.8, seed=i))
         for i, prompt in enumerate(copies * 2)
     ]
     reference = await run_all(plain_engine, requests)
-    assert await lookup_engine.set_planning("random") == "random"
+    assert await lookup_engine.set_planning(mode) == mode
     try:
         outcomes = await run_all(lookup_engine, requests)
     finally:
-        assert await lookup_engine.set_planning("auto") == "auto"
+        assert await lookup_engine.set_planning("off") == "off"
     assert_equal(outcomes, reference)
     num_lookups, num_drafted, num_accepted = sum_lookups(outcomes)
-    assert num_lookups > 10
-    assert 0 < num_accepted < num_drafted
+    if mode == "random":
+        assert num_lookups > 10
+        assert 0 < num_accepted < num_drafted
 
 
 async def test_seeded_text_is_the_same(
@@ -222,11 +228,13 @@ async def test_an_operators_bound_holds_for_lookups(
 async def test_a_depth_that_an_operator_holds_is_the_longest_lookup(
     lookup_engine: VllmEngine, copies: list[tuple[int, ...]]
 ) -> None:
+    assert await lookup_engine.set_planning("auto") == "auto"
     assert await lookup_engine.freeze_planning(2)
     try:
         outcome = await run(lookup_engine, make_greedy("held", copies[0], 64))
     finally:
         assert await lookup_engine.freeze_planning(None)
+        assert await lookup_engine.set_planning("off") == "off"
     assert max(step.drafted for step in outcome.account.decode_steps) == 2
 
 
@@ -283,7 +291,7 @@ async def test_samples_without_seeds_have_the_same_distribution(
         waves = [free[start : start + 4] for start in range(0, len(free), 4)]
         outcomes = [outcome for wave in waves for outcome in await run_all(lookup_engine, wave)]
     finally:
-        assert await lookup_engine.set_planning("auto") == "auto"
+        assert await lookup_engine.set_planning("off") == "off"
     num_lookups, _, num_accepted = sum_lookups(outcomes)
     assert num_lookups > len(outcomes) / 2
     assert num_accepted > len(outcomes) / 10

@@ -59,6 +59,7 @@ SETTINGS: dict[str, Any] = {
     scope="module", loop_scope="session", params=["asynchronous", "synchronous"]
 )
 async def lookup_engine(request: pytest.FixtureRequest) -> AsyncGenerator[VllmEngine, None]:
+    """Its planner is off, because it learns the price of a token from the times of steps."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "asynchronous":
             own = CpuPlatform.__dict__["check_and_update_config"]
@@ -66,7 +67,7 @@ async def lookup_engine(request: pytest.FixtureRequest) -> AsyncGenerator[VllmEn
             import vllm.platforms.cpu
 
             schedule_asynchronously(vllm.platforms.cpu)
-        async with run_engine("auto", lookup=WIDTH, **SETTINGS) as engine:
+        async with run_engine("off", lookup=WIDTH, **SETTINGS) as engine:
             assert engine._llm is not None
             is_asynchronous = engine._llm.vllm_config.scheduler_config.async_scheduling
             assert is_asynchronous == (request.param == "asynchronous")
@@ -111,19 +112,23 @@ def assert_widths(outcomes: Sequence[Outcome]) -> None:
         assert num_accepted + totals.lookup_accepted == totals.accepted
 
 
+@pytest.mark.parametrize("mode", ["auto", "random"])
 async def test_text_does_not_depend_on_the_choice(
-    lookup_engine: VllmEngine, plain_engine: VllmEngine, copies: list[tuple[int, ...]]
+    lookup_engine: VllmEngine,
+    plain_engine: VllmEngine,
+    copies: list[tuple[int, ...]],
+    mode: str,
 ) -> None:
     requests = [
         fix_depth(depth, make_greedy(f"r-{i}", copies[i], TOKENS))
         for i, depth in ((0, 0), (1, 1), (0, DEPTH), (0, WIDTH), (1, None), (2, None))
     ]
     reference = await run_all(plain_engine, requests)
-    assert await lookup_engine.set_planning("random") == "random"
+    assert await lookup_engine.set_planning(mode) == mode
     try:
         outcomes = await run_all(lookup_engine, requests)
     finally:
-        assert await lookup_engine.set_planning("auto") == "auto"
+        assert await lookup_engine.set_planning("off") == "off"
     assert_equal(outcomes, reference)
     assert_widths(outcomes)
     assert sum_lookups(outcomes[:1])[0] == 0
@@ -131,8 +136,9 @@ async def test_text_does_not_depend_on_the_choice(
         widths = [step.drafted for step in outcome.account.decode_steps]
         assert max(widths) <= (WIDTH if request.depth is None else request.depth), request.id
     num_lookups, num_drafted, num_accepted = sum_lookups(outcomes)
-    assert num_lookups > 4
-    assert 0 < num_accepted < num_drafted
+    if mode == "random":
+        assert num_lookups > 4
+        assert 0 < num_accepted < num_drafted
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda constraint: constraint.kind)
@@ -218,13 +224,9 @@ async def test_copies_take_fewer_steps_than_with_the_draft_alone(
         make_greedy(f"f-{i}", (unit * 30)[:140], 64, ignore_eos=True)
         for i, unit in enumerate(units)
     ]
-    assert await lookup_engine.set_planning("off") == "off"
-    try:
-        outcomes = await run_all(lookup_engine, requests)
-        drafts_only = [replace(request, lookup=0) for request in requests]
-        reference = await run_all(lookup_engine, drafts_only)
-    finally:
-        assert await lookup_engine.set_planning("auto") == "auto"
+    outcomes = await run_all(lookup_engine, requests)
+    drafts_only = [replace(request, lookup=0) for request in requests]
+    reference = await run_all(lookup_engine, drafts_only)
     assert_equal(outcomes, reference)
     assert sum_lookups(reference)[0] == 0
     num_steps, num_draft_steps = (
