@@ -29,7 +29,7 @@ from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
 from eaglegate.engine.speculation.lookup.chooser import LookupChooser
 from eaglegate.engine.speculation.lookup.index import SLICE
-from eaglegate.engine.speculation.lookup.twin import TWIN_TOKENS, escape
+from eaglegate.engine.speculation.lookup.twin import TWIN_TOKENS, write_twins
 from eaglegate.engine.speculation.planner import DepthPlanner
 from eaglegate.engine.speculation.step_cost import ObservedStep
 from eaglegate.lab.measure.lookup_index import propose
@@ -167,7 +167,7 @@ def encode(text: str) -> list[int]:
 def make_sessions(count: int) -> dict[str, list[Session]]:
     """Make sessions of every kind."""
     changes, additions = [*list_changes("M", count)], [*list_changes("A", count)]
-    files = [escape(change.old) for change in changes]
+    files = [write_twins([{"role": "tool", "content": change.old}]) for change in changes]
     texts: dict[str, list[tuple[str, str]]] = {}
     for kind, write in ANSWERS.items():
         texts[kind] = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from typing import Any
 
@@ -32,6 +33,27 @@ def test_arguments_are_plain() -> None:
     arguments = {"path": "a.py", "edits": [{"new": CODE}], "note": "no escapes in this one"}
     assert write_twins([call(json.dumps(arguments))]) == CODE
     assert write_twins([call(arguments)]) == CODE
+
+
+def test_results_of_several_lines_are_indented_as_in_a_diff() -> None:
+    file = "a\n  b\n\nc\nd"
+    messages = [{"role": "tool", "content": file}, {"role": "tool", "content": "x\ny"}, call(file)]
+    assert write_twins(messages) == " a\n   b\n \n c\n d\n\na\\n  b\\n\\nc\\nd\n\nx\\ny"
+    context = [
+        line
+        for line in difflib.unified_diff(file.split("\n"), ["a", "  b", "", "c", "e"], lineterm="")
+        if line.startswith(" ")
+    ]
+    assert context == [*write_twins(messages).split("\n")[1:4]]
+
+
+def test_indented_results_take_the_room_that_others_leave() -> None:
+    size = TWIN_CHARACTERS // 8
+    twins = write_twins([{"role": "tool", "content": "old\n" * size}])
+    indented, escaped = twins.rsplit("\n\n", 1)
+    assert escaped == "old\\n" * size
+    assert len(indented) == TWIN_CHARACTERS - len(escaped)
+    assert indented.endswith(" old\n old\n")
 
 
 def test_the_newest_are_kept() -> None:
