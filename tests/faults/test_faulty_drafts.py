@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 FLAGS = (*ADMIN, "--dtype=float32", "--depth=3", f"--worker-extension-cls={WORKER}")
 ANSWERS_PER_S = 5
 SHARE = 0.2
-LOST_WITHIN_S = 60
+LOST_WITHIN_S = 150  # audits wait for a share of the engine's time
 TOKENS = 16
 DRAFTED, STEPS = "eaglegate_drafted_tokens_total", "eaglegate_verify_steps_total"
 
