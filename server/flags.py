@@ -341,7 +341,7 @@ FLAGS = (
 
 def add_front_end_flags(parser: argparse.ArgumentParser, is_shown: bool = True) -> None:
     """Add every flag of the table that the parser does not have yet, hidden in help unless
-    ``shown``.
+    ``is_shown``.
     """
     group = parser.add_argument_group("vllm serve")
     parser_options = parser._option_string_actions

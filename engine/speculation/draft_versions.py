@@ -42,8 +42,8 @@ class SwapsDrafts(Protocol):
     """An engine whose draft can be exchanged while it runs."""
 
     async def swap_draft(self, path: str, running_draft: str) -> float:
-        """Load the draft in ``path`` in place of ``running``, and return the seconds of the pause.
+        """Load the draft in ``path`` in place of ``running_draft``. Return the pause in seconds.
 
-        Raises EngineError; then ``running`` still serves, or the engine is lost.
+        Raises EngineError; then ``running_draft`` still serves, or the engine is lost.
         """
         ...

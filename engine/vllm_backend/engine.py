@@ -292,7 +292,7 @@ class VllmEngine(
         return str(await self._steer("set_planning", mode) or "off")
 
     async def swap_draft(self, path: str, running_draft: str) -> float:
-        """Load the draft in ``path`` in place of ``running``, between two steps.
+        """Load the draft in ``path`` in place of ``running_draft``, between two steps.
 
         The draft is read while steps continue. Returns the seconds in which no step was made.
         """

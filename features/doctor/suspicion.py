@@ -135,7 +135,7 @@ class History:
         return sum(squares) / len(squares)
 
     def compare(self, counts: PositionCounts, prediction: History) -> bool:
-        """Add an answer to the evidence, compared with the rates that ``predicted`` has learnt.
+        """Add an answer to the evidence, compared with the rates that ``prediction`` has learnt.
 
         Returns True if the evidence is enough for a suspicion.
         """

@@ -152,8 +152,8 @@ class SqlConversationStore:
     def _check_owner(
         self, connection: Connection, owner: str, num_bytes: int, is_counted: bool = False
     ) -> None:
-        """Raise InvalidRequest if ``num_bytes`` more exceed the owner's limit; ``counted`` if they
-        are already added.
+        """Raise InvalidRequest if ``num_bytes`` more exceed the owner's limit; ``is_counted`` if
+        they are already added.
         """
         total = func.coalesce(func.sum(CONVERSATIONS.c.num_bytes), 0)
         query = select(total).where(CONVERSATIONS.c.owner == owner)

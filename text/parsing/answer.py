@@ -193,9 +193,9 @@ def make_parser(
 
     ``tools`` are the offered tools, as the API writes them. None means that they are not known,
     so that no call counts as unknown. The tools named in ``custom`` take plain text. Without
-    ``parallel`` only the first call is delivered. ``sound`` and ``may_spell`` describe calls that a
-    grammar constrains: with ``sound`` they are valid JSON, with ``may_spell`` any tokens may write
-    a marker. With ``repairs`` arguments are repaired where that is safe.
+    ``parallel`` only the first call is delivered. ``is_sound`` and ``may_spell`` describe calls
+    that a grammar constrains: with ``is_sound`` they are valid JSON, with ``may_spell`` any tokens
+    may write a marker. With ``repairs`` arguments are repaired where that is safe.
     """
     lexicon = vocabulary.spelled if may_spell else vocabulary.lexicon
     names = tool_parser, reasoning_parser

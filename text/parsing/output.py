@@ -329,7 +329,7 @@ class Calls:
     def close(self, is_spoiled: bool = False, is_fragile: bool = False) -> None:
         """Finish the call. A call without any arguments gets ``{}``.
 
-        ``spoiled``: a value was not closed by its own tag, so it may be incomplete.
+        ``is_spoiled``: a value was not closed by its own tag, so it may be incomplete.
         ``is_fragile``: the call lacks its end marker, so text after it may belong to it.
         """
         self._is_fragile = is_fragile

@@ -84,7 +84,9 @@ class MisspeltEnd:
             self._sink(text[:end])
 
     def end(self, is_closed: bool) -> bool:
-        """Return True if a tag of the format is left in the value, which its own tag ``closed``."""
+        """Return True if a tag of the format is left in the value. ``is_closed`` if its own tag has
+        ended it.
+        """
         tag, self._held = self._held, ""
         if not tag or (not is_closed and self._is_own(tag)):
             return self._holds_another()

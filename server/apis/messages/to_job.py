@@ -193,11 +193,9 @@ def _budget(request: MessagesRequest, served_model: ServedModel) -> int | None:
     """Return the thinking budget. It is ignored if the engine cannot enforce one, because
     Anthropic's clients always send it.
     """
-    is_enabled = request.thinking is not None and request.thinking.type == "enabled"
-    has_budget = served_model.thinking_budget is True
-    return (
-        request.thinking.budget_tokens if request.thinking and is_enabled and has_budget else None
-    )
+    thinking, has_budget = request.thinking, served_model.thinking_budget is True
+    is_enabled = thinking is not None and thinking.type == "enabled"
+    return thinking.budget_tokens if thinking and is_enabled and has_budget else None
 
 
 def _thinking(request: CountTokensRequest) -> dict[str, Any]:
@@ -341,10 +339,9 @@ def _text_editor(version: int, options: Mapping[str, Any]) -> Made:  # noqa: ARG
 
 def _memory(version: int, options: Mapping[str, Any]) -> Made:  # noqa: ARG001
     commands = ("view", "create", "str_replace", "insert", "delete", "rename")
-    rename_properties = {"old_path": TEXT, "new_path": TEXT}
-    properties = (
-        _file_properties() | {"command": _one_of(commands), "insert_text": TEXT} | rename_properties
-    )
+    properties = _file_properties() | {
+        "command": _one_of(commands), "insert_text": TEXT, "old_path": TEXT, "new_path": TEXT,
+    }  # fmt: skip
     return f"Keeps notes in files below /memories. {EDITOR_DESCRIPTION}", _schema(
         properties, "command"
     )

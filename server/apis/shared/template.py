@@ -173,8 +173,8 @@ MAX_TEMPLATE_CHARS = 256 << 10
 def template_kwargs(
     served_model: ServedModel, requested: Mapping[str, Any] | None, **derived_kwargs: Any
 ) -> dict[str, Any]:
-    """Merge the operator's variables, variables derived from other fields (``derived``) and the
-    request's own.
+    """Merge the operator's variables, variables derived from other fields (``derived_kwargs``) and
+    the request's own.
 
     Later ones take precedence. The renderer drops variables that the template does not read. Raises
     InvalidRequest.

@@ -191,6 +191,7 @@ def make_sampling(
             param="min_tokens",
         )
     bias, allowed_ids, bad_words = request.logit_bias, request.allowed_token_ids, request.bad_words
+    vocab_size = served_model.vocab_size
     repetition = request.repetition_detection
     return Sampling(
         max_tokens=limit,
@@ -203,10 +204,8 @@ def make_sampling(
         seed=request.seed,
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
-        logit_bias=_read_logit_bias(bias, served_model.vocab_size) if bias else {},
-        allowed_token_ids=_read_token_ids(allowed_ids, served_model.vocab_size)
-        if allowed_ids
-        else (),
+        logit_bias=_read_logit_bias(bias, vocab_size) if bias else {},
+        allowed_token_ids=_read_token_ids(allowed_ids, vocab_size) if allowed_ids else (),
         bad_words=_read_bad_words(bad_words) if bad_words else (),
         thinking_token_budget=thinking_budget(request.thinking_token_budget, served_model),
         repetition=None if repetition is None else _read_repetition(repetition),
@@ -273,7 +272,7 @@ def _read_bad_words(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_prompt_logprobs(request: SamplingFields, echo_logprobs: int | None = None) -> int | None:
-    """Return the number of prompt log probabilities; ``echoed`` is the number that ``echo`` needs.
+    """Return the number of prompt log probabilities; ``echo`` needs ``echo_logprobs``.
 
     Raises InvalidRequest.
     """

@@ -63,8 +63,8 @@ def make_policy(
 ) -> ToolPolicy:
     """Make the policy of a request. Raises InvalidRequest.
 
-    ``custom`` has the grammar of each custom tool by name, ``hosted`` the type of each ignored
-    hosted tool by name, and ``defined`` the names of tools that the API defines.
+    ``custom`` has the grammar of each custom tool by name, ``hosted_tools`` the type of each
+    ignored hosted tool by name, and ``defined_names`` the names of tools that the API defines.
     """
     if choice is None or (choice.mode == "auto" and not choice.names):
         choice = ToolSelection("auto" if tools else "none")
