@@ -42,11 +42,12 @@ def take_newest(
     The oldest one is cut at its beginning."""
     texts: list[str] = []
     for message in reversed(messages):
+        if not room:
+            break
         for text in reversed([*list_texts_of(message)]):
-            if room <= 0:
-                return texts[::-1]
-            texts.append(text[-room:])
-            room -= len(texts[-1])
+            if room:
+                texts.append(text[-room:])
+                room -= len(texts[-1])
     return texts[::-1]
 
 
