@@ -65,8 +65,11 @@ class LookupAcceptance:
         self.lookup_widths: list[int] = []
         """Per row: tokens of a lookup that are worth verifying."""
         self.sure: list[bool] = []
+        self._length_counts: dict[int, tuple[Floats, Floats, Floats, float]] = {}
+        """Per slice's first row: what its ``_length_values`` follow from."""
         self._length_values: dict[int, tuple[Floats, Floats]] = {}
-        """Per slice's first row: values of lookups and drafts by class of ``MIN_LENGTHS``."""
+        """Per slice's first row: values of lookups and drafts by class of ``MIN_LENGTHS``. They are
+        computed when they are asked for, which the first model runner never does."""
 
     def find_slice(self, traffic: str, tenant: str) -> int:
         """Return the first row of a slice."""
@@ -129,25 +132,15 @@ class LookupAcceptance:
         self.lookup_widths[row : row + ROWS] = widths.tolist()
         last_survival = lookup_survival[np.arange(ROWS), np.maximum(widths - 1, 0)]
         self.sure[row : row + ROWS] = ((widths > 0) & (last_survival > SURE)).tolist()
-
-        self._length_values[row] = (
-            _add_up(
-                _estimate_survival(_pool(lookups), _pool_prior(width), LOOKUP_WEIGHT), self.price
-            ),
-            _add_up(
-                _estimate_survival(
-                    _pool(drafts),
-                    np.broadcast_to(slice_mean, (len(MIN_LENGTHS), depth)),
-                    DRAFT_WEIGHT,
-                ),
-                self.price,
-            ),
-        )
+        self._length_counts[row] = lookups, drafts, slice_mean, self.price
+        self._length_values.pop(row, None)
 
     def find_min_length(self, row: int, width: int, depth: int) -> int | None:
         """Return the length from which a match's lookup of ``width`` tokens is worth more than
         ``depth`` of the draft's, whatever its kind; None if no length is. ``row`` is the slice's
         first one."""
+        if row not in self._length_values:
+            self._length_values[row] = _value_lengths(*self._length_counts[row])
         lookups, drafts = self._length_values[row]
         shortest = None
         for length, lookup, draft in zip(
@@ -188,6 +181,18 @@ class LookupAcceptance:
                 "draft_alone_conditional": _get_conditional(drafts[:, -1]),
             }
         return description
+
+
+def _value_lengths(
+    lookups: Floats, drafts: Floats, slice_mean: Floats, price: float
+) -> tuple[Floats, Floats]:
+    """Return the values of lookups and drafts by class, in shape (3, width + 1) each."""
+    draft_prior = np.broadcast_to(slice_mean, (len(MIN_LENGTHS), len(slice_mean)))
+    lookup_survival = _estimate_survival(
+        _pool(lookups), _pool_prior(lookups.shape[2]), LOOKUP_WEIGHT
+    )
+    draft_survival = _estimate_survival(_pool(drafts), draft_prior, DRAFT_WEIGHT)
+    return _add_up(lookup_survival, price), _add_up(draft_survival, price)
 
 
 def _pool(counts: Floats) -> Floats:
