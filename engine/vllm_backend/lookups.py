@@ -10,7 +10,7 @@ counters by K; the draft's depth stays at most the operator's ``num_speculative_
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -56,17 +56,12 @@ class Lookups:
         ``proposal`` has the draft's tokens uncut, by which the draft is scored.
         """
         scheduler, chooser = self._scheduler, self.chooser
-        if (price := scheduler.planning.get_token_price(len(drafts))) is not None:
-            chooser.acceptance.price = price
-        requests, names = scheduler.requests, proposal.req_ids
-        for name in names:
-            if name not in chooser and (request := requests.get(name)) is not None:
-                self._begin(request)
-        chooser.begin_step()
+        names = proposal.req_ids
+        self._begin_step(names)
         limit = self._get_limit()
         is_random = scheduler.planning.mode == "random"
         for place, (name, tokens) in enumerate(zip(names, proposal.draft_token_ids, strict=True)):
-            request = requests.get(name)
+            request = scheduler.requests.get(name)
             if request is None or name not in chooser:
                 continue
             if request.is_prefill_chunk or request.is_finished():
@@ -79,6 +74,17 @@ class Lookups:
             if lookup is not None:
                 drafts[place] = lookup
         return drafts
+
+    def _begin_step(self, names: Collection[str]) -> None:
+        """Begin the choice for the requests of a step: take the price of a token, add requests that
+        are new, and build indexes."""
+        scheduler, chooser = self._scheduler, self.chooser
+        if (price := scheduler.planning.get_token_price(len(names))) is not None:
+            chooser.acceptance.price = price
+        for name in names:
+            if name not in chooser and (request := scheduler.requests.get(name)) is not None:
+                self._begin(request)
+        chooser.begin_step()
 
     def _get_limit(self) -> int:
         """Return the longest lookup: N, unless an operator has bounded or frozen the depth."""

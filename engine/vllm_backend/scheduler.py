@@ -248,12 +248,12 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         )
         if self.planning.observes:
             # A step that accepts tokens behind the draft's own says nothing about its depths.
-            longer = {
+            wide_names = {
                 name
                 for name, (drafted, _) in self._verify_counts.items()
                 if drafted > self.draft_depth
             }
-            self.planning.observe(scheduler_output, self._verify_counts, lookups | longer)
+            self.planning.observe(scheduler_output, self._verify_counts, lookups | wide_names)
         if self.lookups is not None:
             self.lookups.observe(scheduler_output)
         self._attach_accounts(outputs.values(), depths)

@@ -75,18 +75,12 @@ class SecondLookups(Lookups):
 
     def observe(self, output: SchedulerOutput) -> None:
         """Choose what the requests of a step get next, now that its tokens are known."""
-        scheduler, chooser = self._scheduler, self.chooser
         names = output.num_scheduled_tokens
-        if (price := scheduler.planning.get_token_price(len(names))) is not None:
-            chooser.acceptance.price = price
-        requests = [scheduler.requests[name] for name in names if name in scheduler.requests]
-        for request in requests:
-            if request.request_id not in chooser:
-                self._begin(request)
-        chooser.begin_step()
+        self._begin_step(names)
         limit = self._get_limit()
-        for request in requests:
-            if request.request_id in chooser and request.num_output_tokens:
+        for name in names:
+            request = self._scheduler.requests.get(name)
+            if request is not None and name in self.chooser and request.num_output_tokens:
                 self._choose(request, limit)
 
     def _choose(self, request: Request, limit: int) -> None:
