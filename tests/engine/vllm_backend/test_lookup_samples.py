@@ -31,7 +31,7 @@ __all__ = ["opening"]  # a fixture
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.skipif(SECOND_RUNNER, reason="lookups need the first runner"),
+    pytest.mark.skipif(SECOND_RUNNER, reason="the lookups of the first runner"),
 ]
 
 NUM_ANSWERS, NUM_TOKENS = 20, 1000

@@ -10,6 +10,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -94,6 +95,26 @@ def assert_equal(outcomes: Sequence[Outcome], reference: Sequence[Outcome]) -> N
     assert [o.totals.imbalance for o in outcomes] == [0] * len(outcomes)
 
 
+@asynccontextmanager
+async def planning(engine: VllmEngine, mode: str) -> AsyncGenerator[None, None]:
+    """The planner in another mode, and off afterwards."""
+    assert await engine.set_planning(mode) == mode
+    try:
+        yield
+    finally:
+        assert await engine.set_planning("off") == "off"
+
+
+@asynccontextmanager
+async def ceiling(engine: VllmEngine, depth: int) -> AsyncGenerator[None, None]:
+    """An operator's bound of the depth, and none afterwards."""
+    assert await engine.set_depth(depth) == depth
+    try:
+        yield
+    finally:
+        assert await engine.set_depth(WIDTH) == DEPTH
+
+
 async def test_greedy_text_is_the_same(
     lookup_engine: VllmEngine, plain_engine: VllmEngine, copies: list[tuple[int, ...]]
 ) -> None:
@@ -128,11 +149,8 @@ async def test_text_does_not_depend_on_the_choice(
         for i, prompt in enumerate(copies * 2)
     ]
     reference = await run_all(plain_engine, requests)
-    assert await lookup_engine.set_planning(mode) == mode
-    try:
+    async with planning(lookup_engine, mode):
         outcomes = await run_all(lookup_engine, requests)
-    finally:
-        assert await lookup_engine.set_planning("off") == "off"
     assert_equal(outcomes, reference)
     num_lookups, num_drafted, num_accepted = sum_lookups(outcomes)
     if mode == "random":
@@ -217,24 +235,20 @@ async def test_an_operators_bound_holds_for_lookups(
     lookup_engine: VllmEngine, copies: list[tuple[int, ...]]
 ) -> None:
     request = make_greedy("bound", copies[0], 64)
-    assert await lookup_engine.set_depth(1) == 1
-    try:
+    async with ceiling(lookup_engine, 1):
         outcome = await run(lookup_engine, request)
-    finally:
-        assert await lookup_engine.set_depth(WIDTH) == DEPTH
     assert max(step.drafted for step in outcome.account.decode_steps) == 1
 
 
 async def test_a_depth_that_an_operator_holds_is_the_longest_lookup(
     lookup_engine: VllmEngine, copies: list[tuple[int, ...]]
 ) -> None:
-    assert await lookup_engine.set_planning("auto") == "auto"
-    assert await lookup_engine.freeze_planning(2)
-    try:
-        outcome = await run(lookup_engine, make_greedy("held", copies[0], 64))
-    finally:
-        assert await lookup_engine.freeze_planning(None)
-        assert await lookup_engine.set_planning("off") == "off"
+    async with planning(lookup_engine, "auto"):
+        assert await lookup_engine.freeze_planning(2)
+        try:
+            outcome = await run(lookup_engine, make_greedy("held", copies[0], 64))
+        finally:
+            assert await lookup_engine.freeze_planning(None)
     assert max(step.drafted for step in outcome.account.decode_steps) == 2
 
 
@@ -285,13 +299,10 @@ async def test_samples_without_seeds_have_the_same_distribution(
         replace(request, sampling=replace(request.sampling, seed=None), quotes=quotes)
         for request in requests
     ]
-    assert await lookup_engine.set_planning("random") == "random"
-    try:
+    async with planning(lookup_engine, "random"):
         # Few at once, whose indexes are built in one step.
         waves = [free[start : start + 4] for start in range(0, len(free), 4)]
         outcomes = [outcome for wave in waves for outcome in await run_all(lookup_engine, wave)]
-    finally:
-        assert await lookup_engine.set_planning("off") == "off"
     num_lookups, _, num_accepted = sum_lookups(outcomes)
     assert num_lookups > len(outcomes) / 2
     assert num_accepted > len(outcomes) / 10

@@ -27,7 +27,7 @@ from eaglegate.lab.benchmarks.drive import (
     speculation,
 )
 from tests.engine.vllm_backend.conftest import SECOND_RUNNER, SMALL
-from tests.engine.vllm_backend.test_lookups import assert_equal, sum_lookups
+from tests.engine.vllm_backend.test_lookups import assert_equal, ceiling, planning, sum_lookups
 from tests.gpu_path.sitecustomize import schedule_asynchronously
 
 pytestmark = [
@@ -124,11 +124,8 @@ async def test_text_does_not_depend_on_the_choice(
         for i, depth in ((0, 0), (1, 1), (0, DEPTH), (0, WIDTH), (1, None), (2, None))
     ]
     reference = await run_all(plain_engine, requests)
-    assert await lookup_engine.set_planning(mode) == mode
-    try:
+    async with planning(lookup_engine, mode):
         outcomes = await run_all(lookup_engine, requests)
-    finally:
-        assert await lookup_engine.set_planning("off") == "off"
     assert_equal(outcomes, reference)
     assert_widths(outcomes)
     assert sum_lookups(outcomes[:1])[0] == 0
@@ -245,9 +242,6 @@ async def test_an_operators_bound_holds_for_lookups(
     lookup_engine: VllmEngine, copies: list[tuple[int, ...]]
 ) -> None:
     request = make_greedy("bound", copies[0], TOKENS)
-    assert await lookup_engine.set_depth(1) == 1
-    try:
+    async with ceiling(lookup_engine, 1):
         outcome = await run(lookup_engine, request)
-    finally:
-        assert await lookup_engine.set_depth(WIDTH) == DEPTH
     assert max(step.drafted for step in outcome.account.decode_steps) == 1
