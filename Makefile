@@ -9,8 +9,10 @@ PROCESSES := -n auto --maxprocesses 8 --dist worksteal
 # Two engines at a time: the tests of one file stay in one process. Files begin in the order of
 # tests/conftest.py, not those of most tests first.
 ENGINES := -n 2 --dist loadfile --no-loadscope-reorder --durations 30
+# Of the slow tests: all, core (what any machine must pass) or rest.
+SLOW ?= all
 
-.PHONY: serve prove prove-gpu-path install install-dev install-light test test-fast test-light test-gpu-path coverage methods clients clients-newest round-trips held-out mutants lint format docs bench lock audit dist clean
+.PHONY: serve prove prove-gpu-path install install-dev install-light test test-slow test-fast test-light test-gpu-path coverage methods clients clients-newest round-trips held-out mutants lint format docs bench lock audit dist clean
 
 serve: install  ## serve the demo model on http://127.0.0.1:8000
 	@$(BIN)/eaglegate serve $(ARGS)
@@ -28,13 +30,16 @@ install-light:  ## set up .venv-light: the gateway and its tests without vLLM an
 	@$(PYTHON) scripts/install.py --light
 
 # Tests start hundreds of processes: each would compile all sources where bytecode may not be kept.
-test test-fast test-light: export PYTHONDONTWRITEBYTECODE :=
+test test-slow test-fast test-light: export PYTHONDONTWRITEBYTECODE :=
 
 # 5 is pytest's status for no tests, which ARGS can bring about in any of the three.
 test: install-dev  ## every test: the fast ones, those with real engines, those that measure alone
 	@$(BIN)/python -m pytest -m "not slow and not sample" $(PROCESSES) $(ARGS) || [ $$? -eq 5 ]
-	@$(BIN)/python -m pytest -m "slow and not alone" $(ENGINES) $(ARGS) || [ $$? -eq 5 ]
-	@$(BIN)/python -m pytest -m alone --durations 10 $(ARGS) || [ $$? -eq 5 ]
+	@$(MAKE) --no-print-directory test-slow
+
+test-slow: install-dev  ## the tests with real engines, then those that measure alone
+	@$(BIN)/python -m pytest -m "slow and not alone" --slow-set $(SLOW) $(ENGINES) $(ARGS) || [ $$? -eq 5 ]
+	@$(BIN)/python -m pytest -m alone --slow-set $(SLOW) --durations 10 $(ARGS) || [ $$? -eq 5 ]
 
 test-fast: install-light  ## most tests, in some minutes; they need no engine, nor vLLM or torch installed
 	@.venv-light/bin/python -m pytest -m "not slow and not thorough" $(PROCESSES) $(ARGS)

@@ -56,6 +56,24 @@ NEEDS_ENGINE = (
 )
 """Tests that import vLLM, torch or transformers: left out where vLLM is not installed."""
 HAS_ENGINE = find_spec("vllm") is not None
+CORE = (
+    "e2e/test_first_light.py",
+    "e2e/test_remote_worker.py",
+    "e2e/test_start.py",
+    "e2e/test_tool_calls.py",
+    "engine/vllm_backend/test_audits.py",
+    "engine/vllm_backend/test_draft_swap.py",
+    "engine/vllm_backend/test_images.py",
+    "engine/vllm_backend/test_lookups.py",
+    "engine/vllm_backend/test_lossless.py",
+    "engine/vllm_backend/test_seeds.py",
+    "faults/test_engine_faults.py",
+    "observability/test_account_exact.py",
+    "test_readme.py",
+)
+"""Files whose slow tests `.ci/run` demands on any machine, however slow: text and seeds at every
+depth, accounts, audits, exchanges of drafts, recovery, workers, and a user's first day.
+"""
 LONGEST = (
     "faults/test_soak.py",
     "engine/vllm_backend/test_lossless.py",
@@ -92,6 +110,15 @@ would run beside an idle core.
 """
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--slow-set",
+        choices=("all", "core", "rest"),
+        default="all",
+        help="of the slow tests, those in the files of CORE, or in the others",
+    )
+
+
 def pytest_configure() -> None:
     """Give the examples of property tests no deadline: the machine may be busy."""
     from hypothesis import settings  # pytest has to rewrite its plugin first
@@ -112,6 +139,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     text = collection_path.read_text(encoding="utf-8")
     if wanted and f"mark.{wanted}" not in text:
         return True
+    if wanted and config.option.slow_set != "all":
+        return True if (inside in CORE) != (config.option.slow_set == "core") else None
     found = MODULE_MARKS.search(text)
     return (found is not None and bool(marks & set(MARK.findall(found[1])))) or None
 

@@ -11,6 +11,7 @@ import yaml
 
 from eaglegate import __version__
 from eaglegate.server.__main__ import main
+from tests.conftest import CORE, LONGEST
 
 ROOT = Path(__file__).parent.parent
 
@@ -52,6 +53,11 @@ def test_ci_names_targets_that_exist() -> None:
     reports = re.findall(r"^report \d+ ([\w-]+)", read(".ci/run"), re.MULTILINE)
     assert len(reports) > 3
     assert {*list_ci_parts(), *reports} - {"image"} <= list_targets()
+
+
+@pytest.mark.parametrize("inside", sorted({*CORE, *LONGEST}))
+def test_files_that_order_the_slow_tests_have_some(inside: str) -> None:
+    assert re.search(r"mark\.(slow|alone)", read(f"tests/{inside}"))
 
 
 def test_workflow_runs_the_parts_of_ci() -> None:
