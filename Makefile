@@ -81,10 +81,11 @@ held-out: install-dev  ## reads BFCL's calls in every format, whole, cut off and
 clients-newest: install-dev  ## the same with the newest versions; reports and never fails
 	@$(BIN)/python -m tests.clients.run --newest $(ARGS)
 
-lint: install-dev  ## ruff and strict type checking
+lint: install-dev  ## ruff, strict type checking, rules of the tree and its budget of lines
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python -m scripts.tree_rules
 
 format: install-dev
 	@$(BIN)/ruff check --fix .

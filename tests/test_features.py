@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 FEATURES = sorted(path.parent.name for path in (ROOT / "features").glob("*/__init__.py"))
 CORE = ("engine", "observability", "server", "src", "text")
-WHOLE = ("test_house.py", "test_layers.py", "test_package.py", "test_site.py", "test_features.py")
+WHOLE = ("test_package.py", "test_site.py", "test_features.py")
 """Tests of the whole tree and of its pages, which name every feature."""
 PAGES = ("deploy", "mutation", "clients", "e2e", "faults", "lab", "attacks", "examples", "gpu_path")
 """Folders with tests of everything together, of the lab, or of real engines."""
@@ -52,14 +52,6 @@ def find_names(path: Path) -> set[str]:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             names.add(node.value.partition(":")[0])
     return names
-
-
-@pytest.mark.parametrize("folder", ["engine", "observability", "server", "text"])
-def test_only_the_table_names_features(folder: str) -> None:
-    for path in sorted((ROOT / folder).rglob("*.py")):
-        inside = path.relative_to(ROOT).as_posix()
-        named = {name for name in find_names(path) if name.startswith("eaglegate.features")}
-        assert not named or inside == "server/cli/feature_table.py", (inside, named)
 
 
 @pytest.fixture

@@ -55,9 +55,6 @@ def test_the_diagrams_are_drawn_from_what_the_pages_say():
 
 NAV = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
 PAGES = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
-PARAGRAPHS = re.compile(r"\n{2,}")
-NO_PROSE = ("#", "|", "```", "    ", "- ", "* ", "!", "<", ">")
-"""Beginnings of headings, tables, code, lists, pictures, HTML and quotes."""
 
 
 def test_sections_are_roles():
@@ -82,15 +79,6 @@ def test_results_and_proposals_are_one_level_down():
     above = NAV.removesuffix(results)
     assert not re.findall(r"^ {6}- .*\.md$", results, re.MULTILINE)
     assert not re.findall(r"\S*-results\.md|upstream/\S+", above)
-
-
-@pytest.mark.parametrize("page", [*(f"docs/{page}" for page in PAGES), *site_hooks.OUTSIDE])
-def test_a_page_begins_with_prose(page):
-    """The first paragraph says what the page is for."""
-    text = re.sub(r"<!--.*?-->\n*", "", (ROOT / page).read_text("utf-8"), flags=re.DOTALL)
-    title, first, *_ = PARAGRAPHS.split(text)
-    assert title.startswith("# ")
-    assert not first.startswith(NO_PROSE) and first.endswith((".", ":")) and len(first) > 60
 
 
 def test_every_page_from_outside_is_there():

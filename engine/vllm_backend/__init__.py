@@ -1,4 +1,4 @@
-"""vLLM as an engine: the only package that imports vllm (tests/test_layers.py).
+"""vLLM as an engine: the only package that imports vllm (scripts/tree_rules/layers.py).
 
 All environment variables that vLLM needs are set here. vLLM and torch read several when they are
 imported, and the engine's child processes inherit them. A value set by the user is never changed.

@@ -29,7 +29,7 @@ from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.position_noise import draw_noise
 from eaglegate.lab.measure.bench_command import stop_on_sigterm
 from eaglegate.lab.prove.checks import CHECKS, Check
-from eaglegate.lab.prove.lane import Prompt
+from eaglegate.lab.prove.lane import PromptTokens
 from eaglegate.lab.prove.report import START, ProofReport, describe_proof
 from eaglegate.lab.prove.settings import ProveSettings
 from eaglegate.lab.prove.trial import (
@@ -271,19 +271,19 @@ def _drop_draft(line: CommandLine) -> CommandLine:
     return replace(line, namespace=namespace, settings=replace(line.settings, depth=None))
 
 
-def render_prompts(backend: InProcessBackend, count: int) -> list[Prompt]:
+def render_prompts(backend: InProcessBackend, count: int) -> list[PromptTokens]:
     """Render questions from our chat set, as plain text without a chat template."""
     sessions = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
     selection = [sessions[number * len(sessions) // count] for number in range(count)]
     return [_render(backend, session["steps"][0]) for session in selection]
 
 
-def _render(backend: InProcessBackend, messages: Sequence[dict[str, str]]) -> Prompt:
+def _render(backend: InProcessBackend, messages: Sequence[dict[str, str]]) -> PromptTokens:
     try:
         return tuple(backend.renderer.render_chat(messages, None))
     except ValueError:
         return encode(backend, messages[-1]["content"])
 
 
-def encode(backend: InProcessBackend, text: str) -> Prompt:
+def encode(backend: InProcessBackend, text: str) -> PromptTokens:
     return tuple(backend.renderer.encode(text, add_special_tokens=True))

@@ -24,7 +24,7 @@ from eaglegate.engine.types import (
     StepSink,
 )
 
-Prompt = tuple[int, ...]
+PromptTokens = tuple[int, ...]
 
 
 class Lane(Protocol):
@@ -130,7 +130,7 @@ async def run_all(
 
 
 def make_requests(
-    name: str, prompts: Sequence[Prompt], make: Callable[[int], Sampling]
+    name: str, prompts: Sequence[PromptTokens], make: Callable[[int], Sampling]
 ) -> list[EngineRequest]:
     """Make one request per prompt; ``make`` returns the sampling by number."""
     return [

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from eaglegate.engine.types import EngineRequest, Sampling
-from eaglegate.lab.prove.lane import Lane, Prompt, ProofAnswer, run
+from eaglegate.lab.prove.lane import Lane, PromptTokens, ProofAnswer, run
 
 NUMBERS = count()
 """Counter for request ids, each of which is used once."""
@@ -40,7 +40,7 @@ class SpeedLoad:
 
 
 async def measure_speed(
-    lane: Lane, load: SpeedLoad, prompts: Sequence[Prompt], depth: int | None = None
+    lane: Lane, load: SpeedLoad, prompts: Sequence[PromptTokens], depth: int | None = None
 ) -> Speed:
     """Measure greedy answers of exactly ``load.tokens`` tokens each."""
 
@@ -59,7 +59,7 @@ async def measure_speed(
     )
 
 
-def _make_request(prompt: Prompt, tokens: int, depth: int | None) -> EngineRequest:
+def _make_request(prompt: PromptTokens, tokens: int, depth: int | None) -> EngineRequest:
     sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     return EngineRequest(f"speed-{next(NUMBERS)}", prompt, sampling, depth=depth)
 

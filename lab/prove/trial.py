@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eaglegate.engine.types import Sampling
-from eaglegate.lab.prove.lane import Lane, Prompt, ProofAnswer, make_requests, run_all
+from eaglegate.lab.prove.lane import Lane, PromptTokens, ProofAnswer, make_requests, run_all
 from eaglegate.lab.prove.speed import Speed, SpeedLoad, measure_speed
 from eaglegate.lab.prove.texts import Noise
 
@@ -84,8 +84,8 @@ class Trial:
 
     lane: Lane
     size: Size
-    prompts: Sequence[Prompt]
-    openings: Sequence[Prompt]
+    prompts: Sequence[PromptTokens]
+    openings: Sequence[PromptTokens]
     """Prompts with many plausible continuations."""
     reference: Reference
     folder: Path
@@ -106,7 +106,7 @@ class Trial:
 
 
 async def record_reference(
-    lane: Lane, prompts: Sequence[Prompt], size: Size, measure: bool
+    lane: Lane, prompts: Sequence[PromptTokens], size: Size, measure: bool
 ) -> Reference:
     """Record the reference; ``measure`` includes its speed, for engines not run side by side."""
     greedy_answers = await run_all(

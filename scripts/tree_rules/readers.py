@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
-import pytest
-
-from tests.test_layers import ROOT, imports, sources
+from .tree import Module, Tree
 
 LIBRARIES = {
     "PIL", "jinja2", "jsonschema", "jsonschema_rs", "lark", "llguidance", "re2", "regex",
@@ -34,63 +33,58 @@ CHILDREN = {
     "text/rendering/sandbox.py": "",
 }
 """Programs of child processes, and the readers that nothing else may import."""
+LIMITS = (
+    "setrlimit(resource.RLIMIT_AS",
+    "setitimer(signal.ITIMER_PROF",
+    '__name__ == "__main__"',
+)
 VALIDATORS = ("Draft4Validator", "Draft7Validator", "Draft202012Validator")
 FROM_JSONSCHEMA_RS = {
     *VALIDATORS, "ReferencingError", "RegexOptions", "ValidationError", "ValidationErrorKind",
 }  # fmt: skip
 
 
-def list_open_validators(path: str) -> list[str]:
-    """Return the lines that make a validator of a schema from elsewhere without a retriever."""
-    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return [
-        f"{path}:{call.lineno}"
-        for call in calls
-        if isinstance(call.func, ast.Name)
-        and call.func.id in VALIDATORS
-        and not isinstance(call.args[0], ast.Dict)
-        and "retriever" not in {keyword.arg for keyword in call.keywords}
-    ]
+def check_readers(tree: Tree) -> Iterator[str]:
+    for module in tree.package:
+        reads = bool({name.partition(".")[0] for name in module.imports} & LIBRARIES)
+        if reads != (module.path in READERS):
+            yield f"{module.path}: READERS lists those that import one of {sorted(LIBRARIES)}"
 
 
-def name_module(path: str) -> str:
-    return "eaglegate." + path.removesuffix(".py").replace("/", ".")
-
-
-def test_every_reader_is_listed_with_its_limit() -> None:
-    readers = {
-        path.relative_to(ROOT).as_posix()
-        for path in sources()
-        if {name.partition(".")[0] for name in imports(path)} & LIBRARIES
-    }
-    assert readers == READERS.keys()
-
-
-def test_no_validator_follows_a_reference_out_of_its_document() -> None:
+def check_validators(tree: Tree) -> Iterator[str]:
     """jsonschema fetches URLs by default, and jsonschema-rs URLs and files."""
-    names = set[str]().union(*map(imports, sources()))
-    assert "jsonschema" not in names
-    used = {name.removeprefix("jsonschema_rs.") for name in names if "jsonschema_rs." in name}
-    assert used == FROM_JSONSCHEMA_RS
-    assert not [line for path in READERS for line in list_open_validators(path)]
+    allowed = {"jsonschema_rs", *(f"jsonschema_rs.{name}" for name in FROM_JSONSCHEMA_RS)}
+    for module in tree.package:
+        for name in sorted(module.imports - allowed):
+            if name.startswith("jsonschema"):
+                yield f"{module.path}: imports {name}, which may follow references"
+        yield from _find_open_validators(module)
 
 
-@pytest.mark.parametrize("program", CHILDREN)
-def test_a_child_limits_its_time_and_memory(program: str) -> None:
-    code = (ROOT / program).read_text(encoding="utf-8")
-    assert "setrlimit(resource.RLIMIT_AS" in code
-    assert "setitimer(signal.ITIMER_PROF" in code
-    assert '__name__ == "__main__"' in code
+def _find_open_validators(module: Module) -> Iterator[str]:
+    for call in module.select(ast.Call):
+        if (
+            isinstance(call.func, ast.Name)
+            and call.func.id in VALIDATORS
+            and not isinstance(call.args[0], ast.Dict)
+            and "retriever" not in {keyword.arg for keyword in call.keywords}
+        ):
+            yield f"{module.path}:{call.lineno}: a schema from elsewhere needs a retriever"
 
 
-def test_readers_of_a_child_are_imported_by_its_program_only() -> None:
+def check_children(tree: Tree) -> Iterator[str]:
+    """A child limits its time and memory, and alone imports its reader."""
     for program, reader in CHILDREN.items():
+        for child in tree.select(program):
+            for limit in LIMITS:
+                if limit not in child.source:
+                    yield f"{program}: has no {limit}"
         if program == "text/rendering/sandbox.py":  # starts the child, too
             continue
-        importers = {
-            path.relative_to(ROOT).as_posix()
-            for path in sources()
-            if {name_module(reader), name_module(program)} & imports(path)
-        }
-        assert importers <= {program}
+        private = {module.name for module in tree.select(program, reader or program)}
+        for module in tree.package:
+            if module.path != program and private & module.imports:
+                yield f"{module.path}: imports {private & module.imports} of a child process"
+
+
+RULES = (check_readers, check_validators, check_children)
