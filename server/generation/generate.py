@@ -268,7 +268,10 @@ async def _make_prompt(source: PromptSource, job: Job, pipeline: Pipeline) -> Pr
     token_ids = shorten(token_ids, *cut)
     if pipeline.images is not None:
         pipeline.images.check_text(token_ids, job.api)
-    return pipeline.parsers.read(token_ids) if question.parses else Prompt(tuple(token_ids))
+    if not question.parses:
+        return Prompt(tuple(token_ids))
+    continued_text = source.continued_text if isinstance(source, Conversation) else ""
+    return pipeline.parsers.read(token_ids, continued_text)
 
 
 async def _make_image_prompt(
@@ -288,7 +291,8 @@ async def _make_image_prompt(
     else:
         limits = RenderLimits(max_tokens=max_model_len)
         token_ids = await render(conversation, pipeline.renderer, charge, limits)
-    return await prompt_images.add_images(pipeline.parsers.read(token_ids), images, charge)
+    prompt = pipeline.parsers.read(token_ids, conversation.continued_text)
+    return await prompt_images.add_images(prompt, images, charge)
 
 
 def _make_requests(job: Job, pipeline: Pipeline, prompts: Sequence[Prompt]) -> list[EngineRequest]:

@@ -336,16 +336,24 @@ class ParserFactory:
             _check_cycles(constraint, question.grammar_param)
         return constraint
 
-    def read(self, token_ids: Sequence[int]) -> Prompt:
+    def read(self, token_ids: Sequence[int], continued_text: str = "") -> Prompt:
         """Return a prompt with the phase in which the answer starts.
 
         A template that opens or closes reasoning ends with its marker and white space. A marker
-        further up belongs to the conversation.
+        further up belongs to the conversation, unless it is in the message that the answer
+        continues, of which ``continued_text`` is the text. There the last marker counts.
         """
-        end = self.vocabulary.decoder().text(token_ids[-TAIL:]).rstrip()
-        is_open = end.endswith(self._openings)
-        phase = Phase.REASONING if is_open else Phase.CONTENT
-        return Prompt(tuple(token_ids), phase, end.endswith(self.reasoning.ends))
+        num_tail = TAIL + len(continued_text.encode())
+        end = self.vocabulary.decoder().text(token_ids[-num_tail:]).rstrip()
+        start = len(end[: len(end) - len(continued_text.strip())].rstrip())
+
+        def find_last(markers: tuple[str, ...]) -> int:
+            places = (end.rfind(marker, max(0, start - len(marker))) for marker in markers)
+            return max(places, default=-1)
+
+        opening, closing = find_last(self._openings), find_last(self.reasoning.ends)
+        phase = Phase.REASONING if opening > closing else Phase.CONTENT
+        return Prompt(tuple(token_ids), phase, closing > opening)
 
     def make(self, question: Question, phase: Phase, prompt: Sequence[int] = ()) -> Parser:
         """Create the parser of one choice. Calls are only parsed if tools may be called."""

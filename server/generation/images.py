@@ -22,7 +22,7 @@ from eaglegate.server.errors import (
     Unavailable,
     from_engine,
 )
-from eaglegate.server.generation.job import Conversation, Prompt
+from eaglegate.server.generation.job import Conversation, Prompt, is_result
 from eaglegate.server.generation.prompt import Measure
 from eaglegate.text.media.image import Image
 from eaglegate.text.media.source import ImageReaderLost, ImageRefused, ImageSource
@@ -42,10 +42,6 @@ PROBE: Sequence[Mapping[str, Any]] = (
     {"role": "assistant", "content": "", "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "call_1", "content": [IMAGE]},
 )
-
-
-def is_result(message: Mapping[str, Any]) -> bool:
-    return bool(message["role"] == "tool")
 
 
 def move_images(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

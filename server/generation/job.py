@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
@@ -23,6 +24,7 @@ from eaglegate.server.errors import context_overflow
 from eaglegate.text.events import Phase
 from eaglegate.text.media.image import Image
 from eaglegate.text.media.source import ImageSource
+from eaglegate.text.rendering.template import count_images
 
 if TYPE_CHECKING:
     from eaglegate.text.grammars.text_grammar import TextGrammar
@@ -42,6 +44,52 @@ class Conversation:
     images: tuple[ImageSource, ...] = ()
     """Images of all messages. Each has a part ``{"type": "image"}`` in its message, in this order.
     """
+
+    def __post_init__(self) -> None:
+        """Put parallel tool results in the order of their calls: many templates show no ids."""
+        order = _order_results(self.messages)
+        if order == sorted(order):
+            return
+        images = iter(self.images)
+        by_message = [[*islice(images, count_images(message))] for message in self.messages]
+        object.__setattr__(self, "messages", tuple(self.messages[index] for index in order))
+        object.__setattr__(
+            self, "images", tuple(image for index in order for image in by_message[index])
+        )
+
+    @property
+    def continued_text(self) -> str:
+        """Text of the message that the answer continues; empty if it begins one."""
+        content = self.messages[-1].get("content") if self.continue_final_message else ""
+        if isinstance(content, str):
+            return content
+        return "".join(part.get("text", "") for part in content or ())
+
+
+def _order_results(messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the indices of messages, with adjacent tool results in the order of their calls.
+
+    Results of unknown calls come last, in their own order.
+    """
+    places: dict[Any, tuple[int, int]] = {}
+    order: list[int] = []
+
+    def find_place(index: int) -> tuple[int, int]:
+        return places.get(messages[index].get("tool_call_id"), (len(messages), 0))
+
+    for are_results, indices in groupby(range(len(messages)), lambda i: is_result(messages[i])):
+        if are_results:
+            order += sorted(indices, key=find_place)
+            continue
+        for index in indices:
+            order.append(index)
+            for position, call in enumerate(messages[index].get("tool_calls") or ()):
+                places[call.get("id")] = index, position
+    return order
+
+
+def is_result(message: Mapping[str, Any]) -> bool:
+    return bool(message["role"] == "tool")
 
 
 @dataclass(frozen=True, slots=True)

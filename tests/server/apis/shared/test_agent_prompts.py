@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -65,7 +67,9 @@ def as_items(message: dict) -> list[dict]:
     kind = "output_text" if message["role"] == "assistant" else "input_text"
     parts = content if isinstance(content, str) else [part | {"type": kind} for part in content]
     if message["role"] == "tool":
-        return [{"type": "function_call_output", "call_id": "c1", "output": parts}]
+        return [
+            {"type": "function_call_output", "call_id": message["tool_call_id"], "output": parts}
+        ]
     calls = [
         {"type": "function_call", "call_id": call["id"], **call["function"]}
         for call in message.get("tool_calls", ())
@@ -210,6 +214,68 @@ async def test_tool_results_have_lines_of_their_own(api, template):
     called = says("assistant", "") | {"tool_calls": [CALL]}
     assert (await ask(lab, api, [says("user", "hi"), called, result])).status == 200
     assert "42\n17" in prompt(lab)
+
+
+def call_tools(api: str, ids: Sequence[str], result_ids: Sequence[str]) -> list[dict]:
+    """A turn with parallel calls, and their results in another order."""
+    if api == "messages":
+        uses = [{"type": "tool_use", "id": i, "name": "look", "input": {}} for i in ids]
+        kind = "tool_result"
+        results = [{"type": kind, "tool_use_id": i, "content": f"result {i}"} for i in result_ids]
+        return [says("assistant", uses), says("user", results)]
+    calls = [CALL | {"id": i} for i in ids]
+    results = [says("tool", f"result {i}") | {"tool_call_id": i} for i in result_ids]
+    return [says("assistant", "") | {"tool_calls": calls}, *results]
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_parallel_results_are_in_the_order_of_their_calls(api):
+    lab = lab_with(LENIENT)
+    first = call_tools(api, ("a", "b", "c"), ("c", "x", "a", "b"))
+    second = call_tools(api, ("b", "a"), ("a", "b"))
+    assert (await ask(lab, api, [says("user", "hi"), *first, *second])).status == 200
+    assert re.findall("result (.)", prompt(lab)) == ["a", "b", "c", "x", "b", "a"]
+
+
+THOUGHT = "<think>\n4 - 7: 14 - 7"
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
+
+
+async def continue_message(lab: Lab, api: str, content: str, answer: str, **fields: Any) -> Any:
+    lab.says(answer)
+    messages = [says("user", "14 - 7? A thought is in <think>."), says("assistant", content)]
+    if api == "chat":
+        fields |= {"continue_final_message": True, "add_generation_prompt": False}
+    body = {"model": "demo", "max_tokens": 30, "messages": messages}
+    return (await lab.post(URLS[api], body | fields)).json
+
+
+@pytest.mark.parametrize(
+    ("content", "answer", "reasoning", "text"),
+    [
+        (THOUGHT, " = 7\n</think>\n\nSeven.", " = 7", "Seven."),
+        (f"{THOUGHT} = 7\n</think>\n\nIt is", " seven.", None, " seven."),
+        ("It is", " seven.", None, " seven."),
+    ],
+)
+async def test_a_continued_thought_is_thinking(content, answer, reasoning, text):
+    lab = lab_with(LENIENT)
+    message = (await continue_message(lab, "chat", content, answer))["choices"][0]["message"]
+    assert (message.get("reasoning_content"), message["content"]) == (reasoning, text)
+    blocks = (await continue_message(lab, "messages", content, answer))["content"]
+    thinking = [block["thinking"] for block in blocks if block["type"] == "thinking"]
+    assert thinking == ([reasoning] if reasoning else [])
+
+
+async def test_the_grammar_of_a_continued_thought_opens_no_second_one():
+    lab = lab_with(LENIENT)
+    await continue_message(lab, "chat", THOUGHT, " = 7</think>7", response_format=SCHEMA)
+    opened = lab.engine.requests[-1].constraint.value
+    await continue_message(lab, "chat", f"{THOUGHT}</think>", "7", response_format=SCHEMA)
+    closed = lab.engine.requests[-1].constraint.value
+    assert "</think>" in opened
+    assert "<think>" not in opened
+    assert "think>" not in closed
 
 
 @pytest.mark.parametrize(("role", "status"), [("usr", 400), ("observation", 200), ("tool", 200)])

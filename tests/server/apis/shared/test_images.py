@@ -250,6 +250,17 @@ async def test_images_of_results_go_where_a_template_shows_them(lab, message, en
     assert (await lab.post("/tokenize", {"messages": messages})).status == 200
 
 
+async def test_images_move_with_their_results(lab):
+    calls = [{"id": i, "type": "function", "function": {"name": "look"}} for i in "ab"]
+    results = [
+        {"role": "tool", "tool_call_id": i, "content": [text(i), image(width)]}
+        for i, width in (("b", 12), ("a", 10))
+    ]
+    called = {"role": "assistant", "content": "", "tool_calls": calls}
+    assert (await lab.chat(messages=[user(text("?")), called, *results])).status == 200
+    assert lab.widths == [10, 12]
+
+
 async def test_keys_take_turns_with_their_images(lab):
     intake, order = lab.gateway.pipeline.images, []
     intake.turns.turns = 1
