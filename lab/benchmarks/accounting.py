@@ -20,7 +20,7 @@ from eaglegate.engine.types import Constraint, EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.arguments import DEMO_DEPTH, make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
-from eaglegate.lab.benchmarks.drive import Outcome, render, run, run_engine, speculation
+from tests.engine.drive import Outcome, render, run, run_engine, speculation
 
 COUNTERS = {
     "verify_steps": "vllm:spec_decode_num_drafts_total",

@@ -42,8 +42,8 @@ from eaglegate.features.audit.evidence import (
 )
 from eaglegate.features.audit.holds import AuditHolds
 from eaglegate.features.audit.records import AuditRecord, write_nothing
-from eaglegate.lab.benchmarks.drive import Outcome, render, run, run_engine, speculation
 from eaglegate.server.generation.job import derive_seed
+from tests.engine.drive import Outcome, render, run, run_engine, speculation
 from tests.engine.vllm_backend.lora import make_adapter
 
 DEPTH = 5

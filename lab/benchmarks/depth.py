@@ -18,7 +18,7 @@ from eaglegate.engine.totals import Totals
 from eaglegate.engine.vllm_backend.arguments import DEMO_DEPTH, make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
-from eaglegate.lab.benchmarks.drive import (
+from tests.engine.drive import (
     QUESTIONS,
     Outcome,
     fix_depth,

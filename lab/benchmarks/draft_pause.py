@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from eaglegate.engine.vllm_backend.arguments import DEMO, make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine, _call_core
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
-from eaglegate.lab.benchmarks.drive import make_greedy, render, run, run_engine
+from tests.engine.drive import make_greedy, render, run, run_engine
 
 SOURCE = DEMO / "eagle3_1"
 HEAD = 64

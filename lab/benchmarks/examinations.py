@@ -24,7 +24,7 @@ from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.engine.vllm_backend.translate import describe_engine
 from eaglegate.features.doctor.diagnosis import Diagnosis
 from eaglegate.features.doctor.doctor import Doctor, DoctoredEngine, Mode
-from eaglegate.lab.benchmarks.drive import render, run_engine, speculation
+from tests.engine.drive import render, run_engine, speculation
 
 DEPTH = 3
 PREFIXES = 4

@@ -25,10 +25,10 @@ from urllib.parse import urlsplit
 import httpx
 
 from eaglegate.lab.benchmarks.client import StreamClient, write_post
-from eaglegate.lab.benchmarks.drive import QUESTIONS
 from eaglegate.lab.benchmarks.fair_steps import Phase, summarize
 from eaglegate.lab.measure.servers import Setting, serve
 from eaglegate.server.access.keys import hash_key
+from tests.engine.drive import QUESTIONS
 
 SECRETS = {name: f"eg-{name}-secret-of-32-bytes-or-more" for name in ("chat", "plain", "nightly")}
 OPERATOR = "eg-operator-secret-of-32-bytes-or-more"

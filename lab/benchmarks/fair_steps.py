@@ -30,7 +30,7 @@ from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
-from eaglegate.lab.benchmarks.drive import render, run_engine
+from tests.engine.drive import render, run_engine
 
 PHASES = ("unloaded", "loaded", "shared")
 

@@ -16,7 +16,7 @@ from eaglegate.engine.types import EngineRequest
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
-from eaglegate.lab.benchmarks.drive import (
+from tests.engine.drive import (
     Outcome,
     fix_depth,
     make_greedy,

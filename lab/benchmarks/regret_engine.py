@@ -34,9 +34,9 @@ from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.engine.vllm_backend.scheduler import DepthSchedulerBase, scheduler
-from eaglegate.lab.benchmarks.drive import run_engine
 from eaglegate.lab.benchmarks.wire import clock_of
 from eaglegate.lab.training.evaluation_set import make_long_cases
+from tests.engine.drive import run_engine
 
 MOST = 7
 FIXED = (0, 1, 3, 5, 7)

@@ -36,7 +36,6 @@ from eaglegate.engine.speculation.step_cost import ObservedStep
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.engine.vllm_backend.scheduler import DepthSchedulerBase, scheduler
-from eaglegate.lab.benchmarks.drive import run_engine
 from eaglegate.lab.benchmarks.regret_engine import (
     FIXED,
     MOST,
@@ -48,6 +47,7 @@ from eaglegate.lab.benchmarks.regret_engine import (
     describe_target,
     serve,
 )
+from tests.engine.drive import run_engine
 
 SWITCH = 40
 SKIPPED = 4

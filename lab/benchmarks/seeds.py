@@ -40,7 +40,10 @@ from eaglegate.engine.vllm_backend.arguments import DEMO, make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.position_noise import draw_noise
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
-from eaglegate.lab.benchmarks.drive import (
+from eaglegate.lab.prove.lane import ProofAnswer
+from eaglegate.lab.prove.texts import Difference, Kind, compare
+from tests.engine.draft_copies import make_noise
+from tests.engine.drive import (
     QUESTIONS,
     fix_depth,
     render,
@@ -49,9 +52,6 @@ from eaglegate.lab.benchmarks.drive import (
     run_engine,
     speculation,
 )
-from eaglegate.lab.prove.lane import ProofAnswer
-from eaglegate.lab.prove.texts import Difference, Kind, compare
-from tests.engine.draft_copies import make_noise
 
 MOST = 7
 BATCH = 16

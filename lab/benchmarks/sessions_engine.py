@@ -33,7 +33,6 @@ from eaglegate.engine.types import Constraint, EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
-from eaglegate.lab.benchmarks.drive import WEATHER_TOOL, run_engine
 from eaglegate.lab.benchmarks.regret_engine import MOST, Traffic, describe_target, subtract
 from eaglegate.lab.benchmarks.sessions import LAPS, LONG_S, PhaseResult, score
 from eaglegate.lab.benchmarks.sessions_traffic import (
@@ -43,6 +42,7 @@ from eaglegate.lab.benchmarks.sessions_traffic import (
     make_sessions,
 )
 from eaglegate.lab.benchmarks.wire import clock_of
+from tests.engine.drive import WEATHER_TOOL, run_engine
 
 LANES = ("none", "K=3", "K=7", "auto")
 TEMPERATURES = {"chat": 0.7, "creative": 1.2, "hostile": 1.6}

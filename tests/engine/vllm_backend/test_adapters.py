@@ -16,7 +16,7 @@ from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.features.audit.evidence import AuditOutcome, judge_margins
-from eaglegate.lab.benchmarks.drive import fix_depth, make_greedy, run, run_all, speculation
+from tests.engine.drive import fix_depth, make_greedy, run, run_all, speculation
 from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL, run_engine
 from tests.engine.vllm_backend.lora import make_adapter
 

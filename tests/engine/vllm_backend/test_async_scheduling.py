@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from eaglegate.engine.vllm_backend.engine import VllmEngine
-from eaglegate.lab.benchmarks.drive import fix_depth, make_greedy, run_all
+from tests.engine.drive import fix_depth, make_greedy, run_all
 from tests.engine.vllm_backend.conftest import FEW, MOST, SECOND_RUNNER, SMALL, TOKENS
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent.parent.parent
 DEPTHS = (0, 2, None) if SECOND_RUNNER else (0, 1, 3, MOST, None)
 SCRIPT = """
 import asyncio, json, sys
-from eaglegate.lab.benchmarks.drive import fix_depth, make_greedy, run_all, run_engine, speculation
+from tests.engine.drive import fix_depth, make_greedy, run_all, run_engine, speculation
 async def main():
     prompts, depths, tokens, small, most = json.load(sys.stdin)
     async with run_engine(**small, speculative_config=speculation(most)) as engine:

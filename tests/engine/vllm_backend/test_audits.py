@@ -24,9 +24,9 @@ from eaglegate.features.audit.evidence import (
     judge_margins,
 )
 from eaglegate.features.audit.grammars import find_breach
-from eaglegate.lab.benchmarks.drive import run as run_request
-from eaglegate.lab.benchmarks.drive import speculation
 from eaglegate.text.events import FinishReason
+from tests.engine.drive import run as run_request
+from tests.engine.drive import speculation
 from tests.engine.vllm_backend import faulty
 from tests.engine.vllm_backend.conftest import MOST, SMALL, run_engine
 

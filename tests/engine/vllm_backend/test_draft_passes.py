@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
-from eaglegate.lab.benchmarks.drive import fix_depth, make_greedy, run, run_all, speculation
+from tests.engine.drive import fix_depth, make_greedy, run, run_all, speculation
 from tests.engine.vllm_backend.conftest import SECOND_RUNNER, SMALL, run_engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]

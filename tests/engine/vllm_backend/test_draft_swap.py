@@ -17,8 +17,8 @@ from eaglegate.engine.vllm_backend.arguments import DEMO, DEMO_SPECULATION
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.features.canary.arms import ArmsNow, ArmSums, Collapsed, CollapseLimits
 from eaglegate.features.canary.drafts import DraftChange
-from eaglegate.lab.benchmarks.drive import Outcome, make_greedy, run_all, speculation
 from tests.engine.draft_copies import EAGLE3, EAGLE31, change_weights, make_noise, perturb
+from tests.engine.drive import Outcome, make_greedy, run_all, speculation
 from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL, run_engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]

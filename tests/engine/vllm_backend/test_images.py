@@ -26,7 +26,7 @@ from eaglegate.engine.vllm_backend.child_process import replace_environment
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.images import decode_images
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
-from eaglegate.lab.benchmarks.drive import (
+from tests.engine.drive import (
     QUESTIONS,
     Outcome,
     fix_depth,

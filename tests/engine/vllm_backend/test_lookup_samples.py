@@ -22,7 +22,7 @@ from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import Drafter, EngineRequest, Sampling, Step
 from eaglegate.engine.vllm_backend.arguments import DEMO
 from eaglegate.engine.vllm_backend.engine import VllmEngine
-from eaglegate.lab.benchmarks.drive import run_engine, speculation
+from tests.engine.drive import run_engine, speculation
 from tests.engine.vllm_backend.conftest import SECOND_RUNNER, SMALL
 from tests.engine.vllm_backend.test_lossless import opening
 

@@ -21,8 +21,8 @@ from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import Constraint, EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
-from eaglegate.lab.benchmarks.drive import Outcome, fix_depth, make_greedy, run, run_all
 from eaglegate.text.events import FinishReason
+from tests.engine.drive import Outcome, fix_depth, make_greedy, run, run_all
 from tests.engine.vllm_backend.conftest import DEPTHS as SOME_DEPTHS
 from tests.engine.vllm_backend.conftest import FEW, MOST, SECOND_RUNNER
 

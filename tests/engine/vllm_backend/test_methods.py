@@ -20,8 +20,8 @@ from eaglegate.engine.speculation.drafts import DraftPlan, DraftStore
 from eaglegate.engine.speculation.swap import DraftManager
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.vllm_backend.engine import VllmEngine
-from eaglegate.lab.benchmarks.drive import Outcome, fix_depth, make_greedy, run, run_all
 from tests.engine.draft_copies import perturb
+from tests.engine.drive import Outcome, fix_depth, make_greedy, run, run_all
 from tests.engine.vllm_backend.conftest import SMALL, run_engine
 from tests.engine.vllm_backend.drafters import EAGLE3, EAGLE31, PACKAGES, ROWS, TARGET, MethodRow
 from tests.engine.vllm_backend.methods_page import record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eaglegate.lab.benchmarks.drive import make_greedy, run_all
+from tests.engine.drive import make_greedy, run_all
 from tests.engine.vllm_backend.conftest import run_engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]

@@ -21,7 +21,6 @@ from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.position_noise import draw_noise
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.engine.vllm_backend.translate import describe_engine
-from eaglegate.lab.benchmarks.drive import speculation
 from eaglegate.lab.prove import checks
 from eaglegate.lab.prove.trial import (
     OPENINGS,
@@ -32,6 +31,7 @@ from eaglegate.lab.prove.trial import (
     record_reference,
 )
 from tests.engine.draft_copies import make_noise
+from tests.engine.drive import speculation
 from tests.engine.vllm_backend.conftest import SECOND_RUNNER, SMALL, run_engine
 from tests.engine.vllm_backend.faulty import (
     ACCEPTS_TOO_MANY,

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from eaglegate.engine.types import Constraint, EngineRequest, RepetitionStop, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
-from eaglegate.lab.benchmarks.drive import Outcome, fix_depth, make_greedy, run, run_all
+from tests.engine.drive import Outcome, fix_depth, make_greedy, run, run_all
 from tests.engine.vllm_backend.conftest import DEPTHS, FEW, MOST, SECOND_RUNNER, TOKENS
 from tests.engine.vllm_backend.test_lossless import preemptions
 

@@ -27,7 +27,7 @@ from eaglegate.engine.vllm_backend.scheduler import DepthSchedulerBase, schedule
 from eaglegate.engine.vllm_backend.translate import read_decode_step
 from eaglegate.engine.vllm_contract import SKIP
 from eaglegate.engine.vllm_fields import DEPTH, TRACED
-from eaglegate.lab.benchmarks.drive import speculation
+from tests.engine.drive import speculation
 
 BLOCK = 32
 MOST = 3

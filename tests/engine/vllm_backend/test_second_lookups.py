@@ -17,7 +17,7 @@ from vllm.platforms.cpu import CpuPlatform
 from eaglegate.engine.types import Constraint, Drafter, EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.translate import describe_engine
-from eaglegate.lab.benchmarks.drive import (
+from tests.engine.drive import (
     Outcome,
     fix_depth,
     make_greedy,

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
-from eaglegate.lab.benchmarks.drive import Outcome, fix_depth, run, run_all
 from tests.engine.draft_copies import make_noise
+from tests.engine.drive import Outcome, fix_depth, run, run_all
 from tests.engine.vllm_backend.conftest import MOST
 from tests.engine.vllm_backend.test_draft_swap import manage
 from tests.engine.vllm_backend.test_lossless import preemptions, repeated

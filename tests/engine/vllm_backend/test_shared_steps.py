@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
-from eaglegate.lab.benchmarks.drive import Outcome, make_greedy, run, run_all
+from tests.engine.drive import Outcome, make_greedy, run, run_all
 from tests.engine.vllm_backend.conftest import FEW, MOST, SECOND_RUNNER
 
 pytestmark = [pytest.mark.alone, pytest.mark.asyncio(loop_scope="session")]

@@ -21,7 +21,7 @@ from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest
 from eaglegate.engine.vllm_backend.arguments import DEMO, make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
-from eaglegate.lab.benchmarks.drive import Outcome, make_greedy, run, speculation
+from tests.engine.drive import Outcome, make_greedy, run, speculation
 from tests.engine.vllm_backend.conftest import SMALL, run_engine
 
 pytestmark = pytest.mark.slow
@@ -121,7 +121,7 @@ def children(pid: int) -> list[int]:
 
 FRONT = """
 import asyncio, sys
-from eaglegate.lab.benchmarks.drive import run_engine
+from tests.engine.drive import run_engine
 async def main():
     async with run_engine(speculative_config=None):
         print("ready", flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eaglegate.engine.vllm_backend.engine import VllmEngine
-from eaglegate.lab.benchmarks.drive import fix_depth, make_greedy, run_all, speculation
+from tests.engine.drive import fix_depth, make_greedy, run_all, speculation
 from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL, TOKENS, run_engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]

@@ -1,4 +1,4 @@
-"""Requests driven as by the gateway, with all results kept, for benchmarks and tests."""
+"""Requests driven as by the gateway, with all results kept."""
 
 from __future__ import annotations
 
