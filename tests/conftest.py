@@ -47,7 +47,6 @@ LEFT_OUT = {
 WANTED = {"gpu_path": "gpu_path", "slow and not alone": "slow", "alone": "alone"}
 """The mark without which an expression deselects a test: files without it are not imported."""
 NEEDS_ENGINE = (
-    "lab/benchmarks/test_variants.py",
     "engine/vllm_backend",
     "faults/test_start_faults.py",
     "server/cli/test_front_end_flags.py",

@@ -13,13 +13,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from eaglegate.lab.benchmarks.client import Answer, StreamClient, write_post
-from eaglegate.lab.benchmarks.start import is_ready
 from eaglegate.lab.benchmarks.wire import clock_of, free_port
 
 CHAT = "/v1/chat/completions"
@@ -71,12 +70,19 @@ class Server:
 
         Raises RuntimeError with the end of its log if it ends or is not ready in time.
         """
-        while not await asyncio.to_thread(is_ready, self.port, self.ready_path):
+        while not await asyncio.to_thread(self._is_ready):
             if self.process.poll() is not None or time.monotonic() - self.started > limit_s:
                 end = self.log.read_text(errors="replace")[-1500:]
                 raise RuntimeError(f"{self.name} did not start: {end}")
             await asyncio.sleep(POLL_S)
         return time.monotonic() - self.started
+
+    def _is_ready(self) -> bool:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=1)
+        with closing(connection), suppress(OSError):
+            connection.request("GET", self.ready_path)
+            return connection.getresponse().status == 200
+        return False
 
     def post(self, path: str, content: Mapping[str, Any], limit_s: float = 60) -> Any:
         """Return the decoded answer to an operator's or a client's POST."""

@@ -11,13 +11,15 @@ import random
 from itertools import cycle, islice
 from typing import Any
 
+from tokenizers import Tokenizer
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from eaglegate.lab.benchmarks.observing import TEXT, Renderer
+from eaglegate.lab.benchmarks.wire import DEMO, TEXT
 
-TOKENS = tuple(Renderer().encode(TEXT * 8, False))
+TOKENIZER = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
+TOKENS = tuple(TOKENIZER.encode(TEXT * 8, add_special_tokens=False).ids)
 DICE = random.Random(3)
 ACCEPTED = tuple(min(3, int(DICE.expovariate(0.55))) for _ in range(997))
 

@@ -67,6 +67,7 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     },
 }
+TEXT = "The engine proposes and the target decides what is kept of it. "
 START_LIMIT_S = 240
 NAMES = ("eaglegate", "again", "eaglegate-20ms", "floor", "vllm", "vllm-rust", "other")
 

@@ -11,7 +11,6 @@ import pytest
 
 from eaglegate.lab.benchmarks import wire
 from eaglegate.lab.benchmarks.client import StreamClient, write_post
-from eaglegate.lab.benchmarks.observing import TEXT
 
 COMPARISON = wire.Comparison(Path("nowhere"), Path("nowhere"))
 CHUNK = b'data: {"choices":[]}\n\n'
@@ -42,7 +41,7 @@ def test_a_model_that_takes_no_time_answers_with_its_text() -> None:
         cost, _ = asyncio.run(wire.load(server, wire.Load(4, 2, 200)))
     texts = [one["choices"][0]["message"]["content"] for one in (found, plain)]
     assert texts[0] == texts[1]
-    assert (TEXT * 8).startswith(texts[0])
+    assert (wire.TEXT * 8).startswith(texts[0])
     assert found["usage"]["completion_tokens"] == 64
     assert cost > 0
 

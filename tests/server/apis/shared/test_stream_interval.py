@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -11,11 +12,11 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from eaglegate.engine.scripted import ScriptedEngine, steps
 from eaglegate.engine.speculation.accounting import Account, intern_step
-from eaglegate.engine.types import Step
+from eaglegate.engine.types import EngineInfo, EngineRequest, Step, StepSink
 from eaglegate.engine.vllm_backend.step_queue import SinkFlusher, StepQueue
-from eaglegate.lab.benchmarks.variants import PacedEngine
-from tests.server.conftest import Lab, on_a_port
+from tests.server.conftest import EOS, Lab, on_a_port
 from tests.streams import fold_chat, read_chat, read_frames
 
 pytestmark = pytest.mark.thorough
@@ -25,6 +26,26 @@ TEXT = f"<think>Which city? Oslo, I think.</think>Let me look that up for you.{C
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {}}}
 CUTS = (1, 3, 2, 4, 1, 1, 4, 3, 2, 1, 4)
 INTERVALS = (0.0, None, 1.0, 20.0)
+
+
+class PacedEngine(ScriptedEngine):
+    """Engine that pushes the steps of one request 5 ms apart, through a queue."""
+
+    def __init__(self, script: Sequence[Step], info: EngineInfo, interval_ms: float | None) -> None:
+        super().__init__(script, info)
+        self._steps = script
+        self._flusher = SinkFlusher(None if interval_ms is None else interval_ms / 1000)
+
+    async def generate(self, request: EngineRequest, sink: StepSink) -> None:
+        queue = StepQueue(request.id, 1, self._flusher)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._push_steps(queue))
+            await queue.deliver(sink)
+
+    async def _push_steps(self, queue: StepQueue) -> None:
+        for step in self._steps:
+            queue.push(step)
+            await asyncio.sleep(0.005)
 
 
 def ask(url: str, stream: bool) -> list[dict[str, Any]]:
@@ -38,9 +59,8 @@ def ask(url: str, stream: bool) -> list[dict[str, Any]]:
 
 def serve(interval_ms: float | None, stream: bool) -> list[dict[str, Any]]:
     lab = Lab()
-    lab.says(TEXT, CUTS)
-    info = lab.path().info
-    lab.engine = PacedEngine(lab.engine.script, info, 0.005, interval_ms)
+    script = steps(lab.renderer.encode(TEXT + EOS, False), CUTS)
+    lab.engine = PacedEngine(script, lab.path().info, interval_ms)
     lab.gateway.open(lab.path())
     with on_a_port(lab.app) as url:
         return ask(url, stream)
