@@ -1,6 +1,6 @@
 """Drafts made in code from the demo pair: good ones, and broken ones that each break one thing.
 
-The tests inspect them; lab/benchmarks/broken_drafts.py also loads each into the real engine.
+The tests inspect them.
 """
 
 from __future__ import annotations
