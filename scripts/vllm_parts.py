@@ -10,7 +10,6 @@ names each part that is missing or differs, before the gateway's tests run on th
                                      one with a question mark may be missing
     Class.method(+ request_id)       at least these: we call it
     Class: name other                attributes of its instances
-    Class = name other               these fields and no others: we copy them
     module: name other               names in the module
 """
 
@@ -111,25 +110,11 @@ PARTS: dict[Area, dict[str, str]] = {
     },
     Area.STATISTICS: {
         "v1/metrics/loggers.py": """
-            PrometheusStatLogger.record(self scheduler_stats iteration_stats mm_cache_stats
-                engine_idx)
-            PrometheusStatLogger: engine_indexes counter_generation_tokens
-                histogram_iteration_tokens gauge_lora_info _counter_cls _gauge_cls _histogram_cls
+            PrometheusStatLogger: record _counter_cls _gauge_cls _histogram_cls
         """,
         "v1/metrics/stats.py": """
-            IterationStats = iteration_timestamp num_generation_tokens prompt_token_stats
-                num_preempted_reqs finished_requests max_num_generation_tokens_iter n_params_iter
-                time_to_first_tokens_iter inter_token_latencies_iter num_corrupted_reqs
-                num_watermarked_reqs num_watermark_skipped_reqs num_not_watermarked_reqs
-            SchedulerStats = num_running_reqs num_waiting_reqs num_skipped_waiting_reqs
-                num_kv_fetch_reqs_by_stage step_counter current_wave kv_cache_usage
-                iteration_details prefix_cache_stats connector_prefix_cache_stats
-                kv_cache_eviction_events spec_decoding_stats kv_connector_stats ec_connector_stats
-                waiting_lora_adapters running_lora_adapters cudagraph_stats perf_stats
-        """,
-        "v1/spec_decode/metrics.py": """
-            SpecDecodingStats = num_spec_tokens num_drafts num_draft_tokens num_accepted_tokens
-                num_accepted_tokens_per_pos num_draft_tokens_per_pos
+            IterationStats: num_generation_tokens inter_token_latencies_iter
+            SchedulerStats: cudagraph_stats
         """,
     },
     Area.SCHEDULER: {
@@ -403,13 +388,10 @@ class ModuleSource:
     def __init__(self, tree: ast.Module) -> None:
         self._functions: dict[str, list[str]] = {}
         self._names = {"module": set(_defined_names(tree.body))}
-        self._fields: dict[str, set[str]] = {}
         for node in tree.body:
             self._add_function("", node)
             if isinstance(node, ast.ClassDef):
                 self._names[node.name] = {*_defined_names(node.body), *_assigned_names(node)}
-                annotated = [one for one in node.body if isinstance(one, ast.AnnAssign)]
-                self._fields[node.name] = {*_defined_names(annotated), *_assigned_names(node)}
                 for member in node.body:
                     self._add_function(f"{node.name}.", member)
 
@@ -419,11 +401,6 @@ class ModuleSource:
             name, _, wanted = part.removesuffix(")").partition("(")
             if not _fits(self._functions.get(name), wanted.split()):
                 yield name
-            return
-        if " = " in part:
-            owner, _, exact = part.partition(" = ")
-            changed = self._fields.get(owner, set()) ^ set(exact.split())
-            yield from (f"{owner}.{name}" for name in sorted(changed))
             return
         owner, _, names = part.partition(":")
         known = self._names.get(owner, set())

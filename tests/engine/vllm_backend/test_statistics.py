@@ -11,12 +11,10 @@ from vllm.v1.metrics.stats import (
     FinishedRequestStats,
     IterationStats,
     KVCacheEvictionEvent,
-    MultiModalCacheStats,
     SchedulerStats,
 )
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-from eaglegate.engine.vllm_backend import statistics as module
 from eaglegate.engine.vllm_backend.statistics import BatchedStatLogger, observe
 
 DEMO = Path(__file__).parents[3] / "engine" / "demo"
@@ -88,10 +86,6 @@ def told(logger: PrometheusStatLogger, steps: list[Recorded]) -> dict[Any, float
     return read()
 
 
-def changed(after: dict[Any, float], before: dict[Any, float]) -> set[str]:
-    return {name for (name, labels), value in after.items() if value != before[name, labels]}
-
-
 @pytest.mark.parametrize("count", [1, 7, 255, 256, 257, 900])
 def test_batched_metrics_equal_those_of_vllm(config: Any, count: int) -> None:
     theirs = told(PrometheusStatLogger(config), [step(rng) for rng in seeded(count)])
@@ -102,54 +96,6 @@ def test_batched_metrics_equal_those_of_vllm(config: Any, count: int) -> None:
 
 def seeded(count: int) -> list[random.Random]:
     return [random.Random(number) for number in range(count)]
-
-
-def test_steps_are_kept_until_they_are_read_or_many(config: Any) -> None:
-    logger = BatchedStatLogger(config)
-    plain = going_on()
-    logger.record(*plain)
-    counter = logger.counter_generation_tokens[0]
-    assert counter._value.get() == 0
-    before = read()
-    assert counter._value.get() == 4
-    for _ in range(module.MAX_STEPS - 1):
-        logger.record(*plain)
-    assert counter._value.get() == 4
-    logger.record(*plain)
-    assert counter._value.get() == 4 + 4 * module.MAX_STEPS
-    assert changed(read(), before) == {
-        "vllm:generation_tokens_total",
-        "vllm:inter_token_latency_seconds_bucket",
-        "vllm:inter_token_latency_seconds_count",
-        "vllm:inter_token_latency_seconds_sum",
-        "vllm:iteration_tokens_total_bucket",
-        "vllm:iteration_tokens_total_count",
-        "vllm:iteration_tokens_total_sum",
-        "vllm:spec_decode_num_accepted_tokens_per_pos_total",
-        "vllm:spec_decode_num_accepted_tokens_total",
-        "vllm:spec_decode_num_draft_tokens_total",
-        "vllm:spec_decode_num_drafts_total",
-    }
-
-
-def going_on() -> Recorded:
-    iteration, scheduler = IterationStats(), SchedulerStats(num_running_reqs=1)
-    iteration.num_generation_tokens, iteration.inter_token_latencies_iter = 4, [0.02]
-    scheduler.spec_decoding_stats = SpecDecodingStats.new(3)
-    scheduler.spec_decoding_stats.observe_draft(3, 3)
-    return scheduler, iteration
-
-
-def test_batched_steps_are_counted_before_other_steps(config: Any) -> None:
-    logger = BatchedStatLogger(config)
-    logger.record(*going_on())
-    scheduler = SchedulerStats(num_running_reqs=5)
-    logger.record(scheduler, None)
-    assert logger.counter_generation_tokens[0]._value.get() == 4
-    assert logger.gauge_scheduler_running[0]._value.get() == 5
-    logger.record(*going_on())
-    logger.record(None, None, MultiModalCacheStats())
-    assert logger.counter_generation_tokens[0]._value.get() == 8
 
 
 def test_a_histogram_observes_many_as_one_by_one() -> None:
