@@ -22,35 +22,43 @@ from eaglegate.server.backends.plan import plan_gateway
 from eaglegate.server.cli.class_inspection import await_inspection, start_inspection
 from eaglegate.server.cli.command_line import load_backend, read_command_line
 from eaglegate.server.cli.console import StartupProgress, describe_last_start, find_log_format
-from eaglegate.server.cli.feature_table import find_command
+from eaglegate.server.cli.feature_table import exists, find_command, list_commands
 from eaglegate.server.cli.first_read import open_ports, read_first
 from eaglegate.server.errors import ConfigError
 
 LAB = ("tqdm",)
 """Packages of the extra ``lab``."""
 HELP = ("-h", "--help")
-USAGE = """\
-usage: eaglegate COMMAND [options]
+COMMANDS = (
+    ("serve [MODEL]", "serve MODEL, or the built-in demo, on an OpenAI-compatible API"),
+    ("check [MODEL]", "show what serve would run with these options, and what would stop it"),
+    ("parse", "read model output on stdin, print what the parsers make of it"),
+    ("top", "show the live numbers of a running gateway in the terminal"),
+    ("key NAME", "create an API key and its entry for --api-key-file"),
+    ("version", "print the version"),
+)
+LAB_COMMANDS = (
+    ("prove [MODEL]", "run the engine of serve with and without its draft, and check what it does"),
+    ("bench", "measure a server, or the demo with and without its draft, under load"),
+    ("replay FILE", "send captured requests again, and compare settings or the recorded run"),
+    ("drafts compare", "find the draft that suits the captured traffic, without serving any"),
+    ("drafts log", "show every candidate of the improvement loop and its verdict"),
+    ("improve", "tune the served draft on captured traffic, and promote better drafts"),
+)
 
-  serve [MODEL]   serve MODEL, or the built-in demo, on an OpenAI-compatible API
-  check [MODEL]   show what serve would run with these options, and what would stop it
-  prove [MODEL]   run the engine of serve with and without its draft, and check what it does
-  parse           read model output on stdin, print what the parsers make of it
-  explain [ID]    show where the time of a request went, on a running gateway
-  top             show the live numbers of a running gateway in the terminal
-  audit ACTION    show audits, replay a violation, release a workload
-  draft COMMAND   show, swap, try or roll back the draft of a running gateway
-  canary          try a draft, rules or a worker on part of the live traffic
-  bench           measure a server, or the demo with and without its draft, under load
-  replay FILE     send captured requests again, and compare settings or the recorded run
-  capture         inspect, export, import and delete captured requests
-  drafts compare  find the draft that suits the captured traffic, without serving any
-  drafts log      show every candidate of the improvement loop and its verdict
-  improve         tune the served draft on captured traffic, and promote better drafts
-  key NAME        create an API key and its entry for --api-key-file
-  version         print the version
 
-`eaglegate COMMAND --help` shows the options of a command."""
+def list_usages() -> list[tuple[str, str]]:
+    """Return each command that is installed, as it is used, and its purpose."""
+    features = ((command.usage, command.summary) for command in list_commands())
+    return [*COMMANDS, *features, *(LAB_COMMANDS if exists("eaglegate.lab") else ())]
+
+
+def format_usage() -> str:
+    rows = "\n".join(f"  {usage:<14}  {summary}" for usage, summary in list_usages())
+    return (
+        f"usage: eaglegate COMMAND [options]\n\n{rows}\n\n"
+        "`eaglegate COMMAND --help` shows the options of a command."
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,12 +107,14 @@ def _run(command: str, arguments: list[str]) -> int:
             print(__version__)
             return 0
         case "" | "-h" | "--help" | "help":
-            print(USAGE)
+            print(format_usage())
             return 0
-    names = [line.split()[0] for line in USAGE.splitlines() if line.startswith("  ")]
+    names = [usage.split()[0] for usage, _ in list_usages()]
     matches = difflib.get_close_matches(command, names, n=1)
     advice = f"; did you mean {matches[0]}?" if matches else ""
-    print(f"eaglegate: there is no command '{command}'{advice}\n\n{USAGE}", file=sys.stderr)
+    print(
+        f"eaglegate: there is no command '{command}'{advice}\n\n{format_usage()}", file=sys.stderr
+    )
     return 2
 
 

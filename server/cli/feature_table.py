@@ -12,7 +12,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import APIRouter
 
@@ -31,14 +31,43 @@ FEATURES = (
 """The settings of each feature. The engine of a feature wraps those of the features above it: an
 audit judges what clients get, so nothing is outside of it.
 """
-COMMANDS = {
-    "audit": "eaglegate.features.audit.command",
-    "canary": "eaglegate.features.canary.draft_command",
-    "capture": "eaglegate.features.capture.command",
-    "draft": "eaglegate.features.canary.draft_command",
-    "explain": "eaglegate.features.explanations.command",
-}
-"""Modules with the ``main`` of each feature's command."""
+
+
+class FeatureCommand(NamedTuple):
+    """A command of a feature, as the usage shows it. ``module`` has its ``main``."""
+
+    usage: str
+    summary: str
+    module: str
+
+
+COMMANDS = (
+    FeatureCommand(
+        "explain [ID]",
+        "show where the time of a request went, on a running gateway",
+        "eaglegate.features.explanations.command",
+    ),
+    FeatureCommand(
+        "audit ACTION",
+        "show audits, replay a violation, release a workload",
+        "eaglegate.features.audit.command",
+    ),
+    FeatureCommand(
+        "draft COMMAND",
+        "show, swap, try or roll back the draft of a running gateway",
+        "eaglegate.features.canary.draft_command",
+    ),
+    FeatureCommand(
+        "canary",
+        "try a draft, rules or a worker on part of the live traffic",
+        "eaglegate.features.canary.draft_command",
+    ),
+    FeatureCommand(
+        "capture",
+        "inspect, export, import and delete captured requests",
+        "eaglegate.features.capture.command",
+    ),
+)
 
 
 @cache
@@ -72,10 +101,15 @@ def _list_modules(name: str) -> Iterator[ModuleType]:
             yield import_module(module)
 
 
+def list_commands() -> Iterator[FeatureCommand]:
+    """Yield the commands of the features that are installed."""
+    return (command for command in COMMANDS if exists(command.module))
+
+
 def find_command(name: str) -> str | None:
     """Return the module of a feature's command; None without such a feature."""
-    module = COMMANDS.get(name)
-    return module if module is not None and exists(module) else None
+    modules = {command.usage.split()[0]: command.module for command in list_commands()}
+    return modules.get(name)
 
 
 def exists(module: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,16 @@ def test_an_abbreviated_flag_is_refused(line, capsys):
     assert end.value.code == 2
     error = capsys.readouterr().err
     assert re.search(r"unrecognized arguments|required", error)
+
+
+def test_the_usage_lists_installed_commands(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "eaglegate.features.audit.command", None)
+    assert main(["audit"]) == 2
+    error = capsys.readouterr().err
+    assert "there is no command 'audit'" in error
+    assert "draft COMMAND" in error
+    assert "audit ACTION" not in error
+    assert "did you mean audit" not in error
 
 
 @pytest.mark.parametrize(
