@@ -36,7 +36,7 @@ class StartupProgress:
     """
 
     def __init__(self, out: TextIO | None = None, heartbeat_s: float = HEARTBEAT_S) -> None:
-        self._out = out or sys.stderr
+        self._out = out or duplicate_stderr()
         self._started = time.monotonic()
         self._heartbeat_s = heartbeat_s
         self._step = "starting"

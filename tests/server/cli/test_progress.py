@@ -11,6 +11,7 @@ import pytest
 
 from eaglegate.engine.errors import EngineStartError
 from eaglegate.engine.types import EngineInfo, SpeculationInfo
+from eaglegate.engine.vllm_backend.child_log import ChildLog
 from eaglegate.server.access.keys import KeyRing, load_keys
 from eaglegate.server.cli.console import (
     StartupProgress,
@@ -43,6 +44,14 @@ def test_a_step_that_takes_long_is_repeated():
     progress.close()
     assert "s] loading" in page.getvalue()
     assert "... loading" in page.getvalue()
+
+
+def test_steps_are_shown_while_an_engine_that_starts_has_standard_error(capfd):
+    progress = StartupProgress()
+    with ChildLog(echo=None).capture():
+        progress("starting vLLM")
+    progress.close()
+    assert "s] starting vLLM" in capfd.readouterr().err
 
 
 def test_a_note_is_not_what_takes_long():
