@@ -6,6 +6,7 @@ Messages are converted the way vLLM converts them, and template variables are fi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -26,8 +27,10 @@ TAG = "<eaglegate: the answer goes on here> "
 
 
 TemplateMessage = dict[str, Any]
-BILLING = "x-anthropic-billing-header"
-"""First line of some clients' prompts. It differs each time and would defeat every prefix cache."""
+BILLING = re.compile(
+    r"x-anthropic-billing-header:(?:[ \t]*[\w.-]+=[^;\s]*(?:;|(?=\s|$)))*[ \t]*\n?"
+)
+"""Beginning of some clients' prompts. It differs each time and would defeat every prefix cache."""
 
 
 INSTRUCTIONS = ("system", "developer")
@@ -166,8 +169,11 @@ def _convert_part(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def strip_billing(text: str) -> str:
-    """Return a system prompt's text, or a part of it, without the billing line."""
-    return text.partition("\n")[2] if text.startswith(BILLING) else text
+    """Return a system prompt's text, or a part of it, without the billing fields that it begins
+    with.
+    """
+    match = BILLING.match(text)
+    return text[match.end() :] if match else text
 
 
 def _convert_assistant(message: Mapping[str, Any]) -> TemplateMessage:

@@ -306,7 +306,7 @@ def _user_messages(
             parts.append(_convert(block, f"{path}[{index}]", message.role, media))
     if message.role == "system":
         yield from _join_system(map(str, parts))
-    elif parts:
+    elif parts or not blocks:
         yield {"role": message.role, "content": join_lines(parts)}
 
 

@@ -166,7 +166,7 @@ def text(value: str) -> dict[str, str]:
 @pytest.mark.parametrize("template", [STRICT, LENIENT, BY_PARTS])
 @pytest.mark.parametrize(
     "parts", [[BILLING, RULE, "Be brief."], [RULE, BILLING, "Be brief."],
-              [f"{BILLING}\n{RULE}", "Be brief."]],
+              [f"{BILLING}\n{RULE}", "Be brief."], [f"{BILLING} {RULE}\nBe brief."]],
 )  # fmt: skip
 @pytest.mark.parametrize(
     ("api", "role"),
@@ -180,6 +180,13 @@ async def test_the_billing_line_goes_alone(api, role, parts, template):
     assert "billing" not in prompt(lab)
     assert RULE in prompt(lab)
     assert "Be brief." in prompt(lab)
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_a_message_without_parts_is_an_empty_message(api):
+    lab = lab_with(STRICT)
+    assert (await ask(lab, api, [says("user", [])])).status == 200
+    assert prompt(lab).startswith("<|im_start|>user\n<|im_end|>")
 
 
 async def test_the_billing_line_of_instructions_goes_alone():
