@@ -96,6 +96,8 @@ def may_capture() -> bool:
 RawHeaders = Iterable[tuple[bytes, bytes]]
 W3C = frozenset({b"traceparent", b"tracestate"})
 REQUEST_ID = b"x-request-id"
+ANTHROPIC_ID = b"request-id"
+"""The header in which Anthropic's clients read the request id."""
 CAPTURE = b"x-eaglegate-capture", b"off"
 """Header of requests that must not be captured, such as those of a replay."""
 ACCEPTABLE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -134,9 +136,9 @@ class TelemetryMiddleware:
     """Middleware that calls ``log`` with every finished exchange.
 
     The request id is the client's ``x-request-id`` if it is valid (letters, digits, ``._:-``, at
-    most 128), else a new one. It is returned in ``x-request-id``, and the app finds it in
-    ``request.state.request_id``. Answers that are complete before their first byte carry
-    ``Server-Timing``.
+    most 128), else a new one. It is returned in ``x-request-id`` and ``request-id``, and the app
+    finds it in ``request.state.request_id``. Answers that are complete before their first byte
+    carry ``Server-Timing``.
     """
 
     def __init__(
@@ -221,7 +223,8 @@ def _wrap_send(exchange: HttpExchange, send: Send) -> Send:
 
 
 def _make_headers(exchange: HttpExchange) -> list[tuple[bytes, bytes]]:
-    out = [(REQUEST_ID, exchange.request_id.encode())]
+    request_id = exchange.request_id.encode()
+    out = [(REQUEST_ID, request_id), (ANTHROPIC_ID, request_id)]
     record = exchange.observation.record if exchange.observation else None
     if record is not None:
         out.append((b"server-timing", format_server_timing(record).encode()))

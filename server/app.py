@@ -222,7 +222,7 @@ def _add_error_handlers(app: FastAPI, gateway: Gateway) -> Refuse:
         assert isinstance(error, GatewayError)
         key = find_caller(request.scope).name
         gateway.observer.record_refusal(request.url.path, error.code or error.type, key)
-        return JSONResponse(error_body(request.url.path, error), error.status, error.headers())
+        return JSONResponse(error_body(request.scope, error), error.status, error.headers())
 
     async def handle_http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
@@ -231,7 +231,7 @@ def _add_error_handlers(app: FastAPI, gateway: Gateway) -> Refuse:
     async def handle_unexpected(request: Request, error: Exception) -> JSONResponse:
         logger.error("unhandled exception in a request", exc_info=error)
         failure = GatewayError("The gateway failed; this is not the client's fault.")
-        return JSONResponse(error_body(request.url.path, failure), 500)
+        return JSONResponse(error_body(request.scope, failure), 500)
 
     async def handle_bad_parameter(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)

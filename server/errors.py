@@ -28,6 +28,8 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
+from starlette.types import Scope
+
 from eaglegate.engine.errors import (
     EngineDead,
     EngineError,
@@ -36,6 +38,9 @@ from eaglegate.engine.errors import (
     RequestQuarantined,
     RequestRejected,
 )
+
+ANTHROPIC = b"anthropic-version"
+"""Header of Anthropic's clients."""
 
 
 class GatewayError(Exception):
@@ -210,10 +215,16 @@ def anthropic_body(error: GatewayError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": str(error), **details}}
 
 
-def error_body(path: str, error: GatewayError) -> dict[str, Any]:
-    """Return the error in the format of the API that ``path`` belongs to."""
-    anthropic = path == "/v1/messages" or path.startswith("/v1/messages/")
-    return anthropic_body(error) if anthropic else openai_body(error)
+def speaks_anthropic(scope: Scope) -> bool:
+    """Return True for a request to Anthropic's API, or from one of its clients."""
+    return scope["path"].startswith("/v1/messages") or any(
+        name == ANTHROPIC for name, _ in scope["headers"]
+    )
+
+
+def error_body(scope: Scope, error: GatewayError) -> dict[str, Any]:
+    """Return the error in the format that the client of a request expects."""
+    return anthropic_body(error) if speaks_anthropic(scope) else openai_body(error)
 
 
 class ConfigError(Exception):

@@ -275,7 +275,7 @@ class AuthMiddleware:
         path, key = scope["path"], self._name_key(scope)
         self._gateway.observer.record_refusal(path, error.code or error.type, key)
         headers = tuple((k.encode(), v.encode()) for k, v in error.headers().items())
-        await send_json(send, error.status, orjson.dumps(error_body(path, error)), headers)
+        await send_json(send, error.status, orjson.dumps(error_body(scope, error)), headers)
 
     def _name_key(self, scope: Scope) -> str | None:
         """Return the name of a refused request's key, if it has a valid one."""

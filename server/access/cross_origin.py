@@ -37,7 +37,7 @@ JSON = "application/json"
 _DECODE = methodcaller("decode", "latin-1")
 
 READABLE = (
-    "x-request-id", "retry-after", "server-timing", "x-eaglegate-ignored-fields",
+    "x-request-id", "request-id", "retry-after", "server-timing", "x-eaglegate-ignored-fields",
     "x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests",
     "x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens",
     "x-ratelimit-limit-concurrency", "x-ratelimit-remaining-concurrency",

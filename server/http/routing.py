@@ -18,7 +18,7 @@ exist.
 def method_error(routes: Sequence[BaseRoute], scope: Scope) -> MethodNotAllowed | UpgradeRequired:
     """Return the error for a path that only has other methods, and name these."""
     methods = list_methods(routes, scope)
-    if any(name == b"sec-websocket-key" for name, _ in scope["headers"]):
+    if _is_websocket(scope):
         return UpgradeRequired(
             f"{scope['path']} takes no websockets; send {' or '.join(sorted(methods))} over HTTP."
         )
@@ -35,11 +35,17 @@ def path_error(routes: Sequence[BaseRoute], scope: Scope) -> NotFound:
     exists.
     """
     sentence = f"There is no {scope['method']} {scope['path']}."
+    if _is_websocket(scope):
+        return NotFound(f"{sentence} There are no websockets either; send requests over HTTP.")
     for path in _similar_paths(scope["path"]):
         if scope["method"] in list_methods(routes, {**scope, "path": path}):
             hint = f" Did you mean {path}? Check the client's base URL."
             return NotFound(sentence + hint)
     return NotFound(sentence)
+
+
+def _is_websocket(scope: Scope) -> bool:
+    return any(name == b"sec-websocket-key" for name, _ in scope["headers"])
 
 
 def list_methods(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:

@@ -107,7 +107,7 @@ async def test_a_client_s_id_is_kept_and_returned(given):
     gateway = Gateway(stream=False)
     app, out = logged(gateway)
     headers, _ = await exchange(app, x_request_id=given)
-    assert headers["x-request-id"] == gateway.seen_id == given
+    assert headers["x-request-id"] == headers["request-id"] == gateway.seen_id == given
     assert orjson.loads(out.getvalue())["request_id"] == given
 
 

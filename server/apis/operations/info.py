@@ -23,7 +23,7 @@ from eaglegate.server.apis.shared.request import parse, read_body
 from eaglegate.server.apis.shared.route import CallerOf, admit, count_prompt_tokens, render_prompt
 from eaglegate.server.apis.shared.template import MediaPolicy, own_template, template_kwargs
 from eaglegate.server.apis.shared.to_job import check_model
-from eaglegate.server.errors import InvalidRequest, NotFound
+from eaglegate.server.errors import InvalidRequest, NotFound, speaks_anthropic
 from eaglegate.server.generation.job import Conversation, Prompt
 from eaglegate.server.generation.pipeline import Pipeline
 from eaglegate.server.generation.prompt import encode
@@ -31,8 +31,6 @@ from eaglegate.server.http.response import json_response
 from eaglegate.text.rendering.encoding import RenderLimits
 
 RETRY = {"retry-after": "5"}
-ANTHROPIC = "anthropic-version"
-"""Header of Anthropic's clients."""
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -89,7 +87,7 @@ def _add_models(routes: APIRouter, gateway: Gateway) -> None:
     async def models(request: Request, caller: CallerOf) -> dict[str, Any]:
         """List the models that the caller's key may use, for Anthropic's clients in their shape."""
         names = list_usable(caller)
-        if ANTHROPIC in request.headers:
+        if speaks_anthropic(request.scope):
             ends = {"first_id": names[0], "last_id": names[-1]} if names else {}
             return {"data": [describe(name) for name in names], "has_more": False, **ends}
         return {"object": "list", "data": [card(name) for name in names]}
@@ -104,7 +102,7 @@ def _add_models(routes: APIRouter, gateway: Gateway) -> None:
                 param="model",
                 code="model_not_found",
             )
-        return describe(name) if ANTHROPIC in request.headers else card(name)
+        return describe(name) if speaks_anthropic(request.scope) else card(name)
 
 
 def _add_health(routes: APIRouter, gateway: Gateway) -> None:

@@ -33,7 +33,21 @@ async def test_a_websocket_is_declined_with_426(lab, path):
     answer = await lab.get(path, headers=offer)
     assert (answer.status, answer.headers["upgrade"]) == (426, "HTTP/1.1")
     assert answer.json["error"]["message"] == f"{path} takes no websockets; send POST over HTTP."
-    assert (await lab.get("/v1/nothing", headers=offer)).status == 404
+
+
+@pytest.mark.parametrize("path", ["/v1?model=demo", "/v1/nothing"])
+async def test_a_websocket_at_an_unknown_path_is_told_to_use_http(lab, path):
+    offer = {"sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==", "sec-websocket-version": "13"}
+    answer = await lab.get(path, headers=offer)
+    assert answer.status == 404
+    assert "no websockets either; send requests over HTTP" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/files/file_1"])
+async def test_anthropics_clients_get_errors_in_their_shape(lab, path):
+    answer = await lab.get(path, headers={"anthropic-version": "2023-06-01"})
+    assert (answer.status, answer.json["type"]) == (404, "error")
+    assert answer.json["error"]["type"] == "not_found_error"
 
 
 async def test_compaction_is_not_a_stored_response(lab):
