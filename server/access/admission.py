@@ -9,8 +9,9 @@ weight (``fair_order``):
 
 - A full queue makes room for a request of a higher class, or of a key with a smaller backlog for
   its weight, by displacing the newest request of the key with the largest backlog.
-- Some places stay free for higher classes, if any are configured, and for active keys of the same
-  class that are below their share. Their next request need not wait for another one to end.
+- While anything runs, some places stay free for higher classes, if any are configured, and for
+  active keys of the same class that are below their share. Their next request need not wait for
+  another one to end. An idle engine starts whoever is next.
 - A request with too many sequences for the free places blocks the others once it is overdue, and
   runs next.
 """
@@ -62,10 +63,6 @@ class AdmissionLimits:
 ANYBODY = Requester()
 
 
-def _call_later(seconds: float, callback: Callable[[], None]) -> object:
-    return asyncio.get_running_loop().call_later(seconds, callback)
-
-
 @dataclass(eq=False, slots=True)
 class AdmissionTicket:
     """A request's place from entering to leaving. As a context manager, it leaves on exit."""
@@ -110,7 +107,6 @@ class Admission:
     clock: Clock = time.monotonic
     classes: frozenset[Priority] = frozenset()
     """Priority classes of the configured keys. Places stay free for the higher ones."""
-    later: Callable[[float, Callable[[], None]], object] = _call_later
 
     def __post_init__(self) -> None:
         self.rate = ServiceRate(self.clock)
@@ -125,7 +121,6 @@ class Admission:
         """Concurrency in use by each key: sequences queued or running, and requests still being
         read.
         """
-        self._alarm: object = None
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -224,8 +219,6 @@ class Admission:
             self._start(ticket)
             if ticket.turn is not None and not ticket.turn.done():
                 ticket.turn.set_result(None)
-        if not self.running and self._alarm is None and self._order.num_waiting:
-            self._alarm = self.later(1.0, self._retry_admission)
 
     def _next_ticket(self) -> AdmissionTicket | None:
         """Return the next ticket that fits.
@@ -259,17 +252,17 @@ class Admission:
     def _fits(
         self, ticket: AdmissionTicket, overdue: bool, shares: dict[Flow[AdmissionTicket], float]
     ) -> bool:
-        """Return True if there is room for the ticket. A ticket larger than the limit runs
-        alone.
-        """
+        """Return True if there is room for the ticket: in an idle engine, for one of any size."""
+        # Waiting requests are looked at again when one leaves. In an idle engine none does.
+        if not self.running:
+            return True
         reserve = 0 if overdue else self._count_reserved(ticket, shares)
-        free_places = self.bounds.running - self.running - ticket.sequences
-        return free_places >= reserve or not (self.running or reserve)
+        return self.bounds.running - self.running - ticket.sequences >= reserve
 
     def _count_reserved(
         self, ticket: AdmissionTicket, shares: dict[Flow[AdmissionTicket], float]
     ) -> int:
-        """Return the number of places that ``ticket`` must leave free; never all of them."""
+        """Return the number of places that ``ticket`` must leave free beside those that run."""
         flow, reserve = ticket.flow, self.bounds.reserved
         active = {peer.priority for peer in shares}
         higher_levels = [level for level in self.classes | active if level < flow.priority]
@@ -283,18 +276,13 @@ class Admission:
                 and peer.running + 1 <= shares[peer]
                 for peer in shares
             )
-        return min(num_free, self.bounds.running - 1)
+        return num_free
 
     def _is_overdue(self, ticket: AdmissionTicket) -> bool:
         if ticket.sequences == 1:
             return False
         wait = self.clock() - max(ticket.entered, ticket.flow.overdue_turn_at)
         return wait > max(OVERDUE_S, OVERDUE_TIMES * self.rate.typical_s)
-
-    def _retry_admission(self) -> None:
-        """Retry admission on a timer, because no running request will trigger it by leaving."""
-        self._alarm = None
-        self._admit_waiting()
 
     def _start(self, ticket: AdmissionTicket) -> None:
         ticket.admitted = self.clock()

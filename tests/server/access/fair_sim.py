@@ -52,12 +52,7 @@ class World:
 
     def __init__(self, bounds: AdmissionLimits, **options: object) -> None:
         self.now = 0.0
-        self.admission = Admission(
-            bounds,
-            clock=lambda: self.now,
-            later=lambda seconds, what: self.at(self.now + seconds, what),
-            **options,
-        )
+        self.admission = Admission(bounds, clock=lambda: self.now, **options)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = count()
         self.most_running = 0

@@ -30,11 +30,15 @@ class Client:
     """One request against an admission, step by step."""
 
     def __init__(
-        self, admission: Admission, visitor: Requester = ANYBODY, tokens: int = 10
+        self,
+        admission: Admission,
+        visitor: Requester = ANYBODY,
+        tokens: int = 10,
+        sequences: int = 1,
     ) -> None:
         self.stack = ExitStack()
         self.place = self.stack.enter_context(admission.enter(visitor))
-        self.task = asyncio.ensure_future(self.place.admit(1, tokens))
+        self.task = asyncio.ensure_future(self.place.admit(sequences, tokens))
 
     @property
     def running(self) -> bool:

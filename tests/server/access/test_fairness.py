@@ -59,14 +59,17 @@ async def test_a_flood_of_a_lower_class_costs_less_than_a_twentieth(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS[:2])
-@pytest.mark.parametrize(("sequences", "per_s"), [(4, 12), (16, 4), (40, 2)])
-async def test_a_flood_of_wide_requests_costs_no_more(seed, sequences, per_s):
-    """16 choices take all places there are, 40 more than there are."""
+@pytest.mark.parametrize(
+    ("sequences", "per_s", "added_s"), [(4, 12, 0.1), (16, 4, 0.5), (40, 2, 0.5)]
+)
+async def test_a_flood_of_wide_requests_costs_little_more(seed, sequences, per_s, added_s):
+    """16 choices take all places there are, 40 more than there are. Such a request starts where
+    the engine is idle, and others wait for the rest of its second."""
     flood = Load(FLOOD, per_s, mixed, sequences=sequences, seed=100 + seed)
     victim = Load(VICTIM, 2.0, mixed, seed=seed)
     (alone,) = await play(AdmissionLimits(16, 128), [victim], 150)
     beside, of_flood = await play(AdmissionLimits(16, 128), [victim, flood], 150)
-    assert beside.median / alone.median < 1.20
+    assert beside.median - alone.median < added_s
     assert beside.refused == 0
     assert of_flood.latencies, "wide requests do come to their turn"
 

@@ -147,26 +147,16 @@ async def test_keys_of_its_class_go_past_a_wide_request_up_to_their_share():
     assert (admission.running, admission.queued, admission.queued_tokens) == (0, 0, 0)
 
 
-async def test_a_request_that_leaves_places_free_is_reconsidered_over_time():
-    clock, alarms = Clock(), []
-    admission = Admission(
-        AdmissionLimits(running=2),
-        clock,
-        frozenset({Priority.HIGH, Priority.NORMAL}),
-        lambda seconds, what: alarms.append((seconds, what)),
-    )
-    admission.check(Requester("idle"))
-    with admission.enter(Requester("wide")) as place:
-        waiting = asyncio.ensure_future(place.admit(2, 10))
+@pytest.mark.parametrize("sequences", [2, 4, 10])
+async def test_an_idle_engine_starts_whoever_is_next(sequences):
+    """No place stays free for a key that sends nothing, nor for a class that has sent nothing."""
+    admission = Admission(AdmissionLimits(running=4), Clock(), frozenset(Priority))
+    await Client(admission, Requester("a")).leave()
+    for name in "bab":
+        wide = Client(admission, Requester(name, Priority.LOW), sequences=sequences)
         await settle()
-        assert [seconds for seconds, _ in alarms] == [1.0]
-        alarms.pop()[1]()
-        assert [seconds for seconds, _ in alarms] == [1.0], "and again"
-        clock.now += 31
-        alarms.pop()[1]()
-        await settle()
-        assert waiting.done()
-        assert not alarms
+        assert wide.running
+        await wide.leave()
     assert admission.running == 0
 
 

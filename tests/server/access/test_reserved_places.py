@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
 
 from eaglegate.server.access.admission import Admission, AdmissionLimits
 from eaglegate.server.access.caller import Requester
@@ -59,53 +58,56 @@ async def test_a_request_for_one_place_is_never_overdue():
     await leave(running, waiting, third)
 
 
-class Wide:
-    """Requests for both places of an admission that keeps one for a higher class: each runs only
-    once it is overdue."""
-
-    def __init__(self) -> None:
-        self.clock = Clock()
-        self.admission = Admission(
-            AdmissionLimits(running=2), self.clock, HIGH_AND_NORMAL, lambda _s, what: what
-        )
-
-    async def look_again_after(self, seconds: float) -> None:
-        self.clock.now += seconds
-        self.admission._retry_admission()
-        await settle()
-
-
 async def test_small_requests_of_a_key_do_not_delay_its_wide_one():
-    wide = Wide()
-    with wide.admission.enter(Requester("a")) as place:
-        wide.clock.now += 20
-        (small,) = await run(wide.admission, "a", 1)
+    clock = Clock()
+    admission = Admission(AdmissionLimits(running=2), clock)
+    (running,) = await run(admission, "b", 1)
+    with admission.enter(Requester("a")) as place:
+        clock.now += 20
+        (small,) = await run(admission, "a", 1)
         await small.leave()
         waiting = asyncio.ensure_future(place.admit(2, 1))
+        clock.now += 11
+        other = Client(admission, Requester("c"))
         await settle()
-        await wide.look_again_after(11)
-        assert waiting.done(), "it entered 31 s ago"
+        assert not other.running, "the wide one entered 31 s ago"
+        await end(running)
+        assert waiting.done()
+        assert not other.running
+    await other.leave()
 
 
 async def test_a_key_holds_up_others_once_in_the_time_and_not_with_each_wide_request():
-    wide = Wide()
-    with ExitStack() as first, wide.admission.enter(Requester("a")) as later:
-        place = first.enter_context(wide.admission.enter(Requester("a")))
-        turns = [asyncio.ensure_future(ticket.admit(2, 1)) for ticket in (place, later)]
+    clock = Clock()
+    admission = Admission(AdmissionLimits(running=2), clock)
+    (running,) = await run(admission, "b", 1)
+    wide = [Client(admission, Requester("a"), sequences=2) for _ in range(2)]
+    clock.now += 31
+    small = Client(admission, Requester("c"))
+    await end(running)
+    assert [client.running for client in (*wide, small)] == [True, False, False]
+    clock.now += 1
+    await end(wide[0])
+    assert small.running
+    assert not wide[1].running
+    for wait_s, passes in ((1, True), (30, False)):
+        clock.now += wait_s
+        other = Client(admission, Requester("b"))
         await settle()
-        await wide.look_again_after(31)
-        assert [turn.done() for turn in turns] == [True, False]
-        first.close()
-        await wide.look_again_after(1)
-        assert not turns[1].done(), "it waited 32 s, its key's last was overdue 1 s ago"
-        await wide.look_again_after(30)
-        assert turns[1].done()
+        assert other.running is passes, "the last turn of its key was overdue"
+        await end(other)
+    await end(small)
+    assert wide[1].running
+    await end(wide[1])
 
 
-async def test_the_event_loop_looks_again():
-    again = asyncio.Event()
-    Admission().later(0.0, again.set)
-    await asyncio.wait_for(again.wait(), 5)
+async def end(client: Client) -> None:
+    """End a request that does not count in the typical time."""
+    if not client.task.done():
+        client.task.cancel()
+        await settle()
+    client.stack.close()
+    await settle()
 
 
 async def test_a_request_that_left_the_queue_does_not_block_the_others():
