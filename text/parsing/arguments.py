@@ -13,7 +13,8 @@ import json
 import math
 import re
 import tokenize
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import pairwise
 from json.encoder import encode_basestring
 from typing import Any, Self
@@ -164,7 +165,10 @@ class ArgumentsWriter:
             self._value = _Wrapped(self, key)
             return
         self.key(key)
-        self._value = _value(self._calls, self.allowed(key) if types is None else types)
+        allowed = self.allowed(key) if types is None else types
+        self._value = _value(self._calls, allowed)
+        if self._tool and "string" in allowed and self._tool.restricts(key):
+            self._value = _Restricted(self._calls, allowed, partial(self._tool.trim, key))
         if types is not None and "string" not in types and self.allowed(key) > STRING:
             self._value = _Declared(self._calls, types)
         self._texts[key] = self._parts
@@ -350,7 +354,9 @@ class _Typed(_Whole):
         self._allowed = allowed
 
     def end(self) -> None:
-        text = self.text
+        self._end(self.text)
+
+    def _end(self, text: str) -> None:
         unquoted_value = unquote_value(text, self._allowed) if self._calls.repairing else None
         if unquoted_value is not None:
             self._calls.repair(Repair.QUOTED_VALUE)
@@ -359,6 +365,23 @@ class _Typed(_Whole):
 
     def truncate(self) -> None:
         self._write(self.text.strip())
+
+
+class _Restricted(_Typed):
+    """Value that may be a string which its schema restricts, so that white space matters."""
+
+    def __init__(self, calls: Calls, allowed: frozenset[str], trim: Callable[[str], str]) -> None:
+        super().__init__(calls, allowed)
+        self._trim = trim
+
+    def end(self) -> None:
+        self._end(self._trim(self.text))
+
+    def truncate(self) -> None:
+        if self._allowed <= STRING:
+            self._write(encode_basestring(self.text)[:-1])
+        else:
+            super().truncate()
 
 
 class _Declared(_Typed):

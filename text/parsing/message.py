@@ -196,10 +196,7 @@ class CallFrame:
     """Text around the input of a custom tool."""
 
     def call(self, name: str, schema: Any) -> TagNode:
-        arguments = matching(schema)
-        if self.style != "json":
-            arguments = {"type": "json_schema", "json_schema": schema, "style": self.style}
-        return self._call(name, arguments)
+        return self._call(name, matching(schema) | {"style": self.style})
 
     def text_call(self, name: str, grammar: TextGrammar) -> TagNode:
         """Return a node for a call of a custom tool, whose only argument is plain text."""

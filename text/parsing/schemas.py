@@ -287,6 +287,15 @@ def additional(root: Any) -> Any:
     return None
 
 
+_RESTRICTIONS = frozenset(("enum", "const", "pattern", "format", "maxLength"))
+
+
+def restricts(schema: Any, root: Any) -> bool:
+    """Return True if a schema has a keyword that white space around a string may violate."""
+    parts = _alternatives(schema, root, 0, set())
+    return any(not _RESTRICTIONS.isdisjoint(part) for part in parts)
+
+
 def _alternatives(
     schema: Any, root: Any, depth: int, visited_ids: set[int]
 ) -> Iterator[Mapping[str, Any]]:

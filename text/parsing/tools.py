@@ -36,8 +36,11 @@ from eaglegate.text.parsing.schemas import (
     normalise,
     num_values,
     properties,
+    restricts,
 )
 
+LONGEST_TRIMMED = 1000
+"""Longest text that is checked with and without the white space around it."""
 WRAPPERS = frozenset({"arguments", "args", "parameters", "params", "input", "kwargs", "properties"})
 """Names under which models put all arguments together, regardless of the tool's schema."""
 PROGRAM_BYTES = 1 << 16
@@ -113,9 +116,33 @@ class ToolSchema:
         """Return the JSON types that the schema allows for a parameter."""
         name = parameter if parameter in self.properties else None
         if name not in self._allowed:
-            schemas = [self._additional] if name is None else self.properties[name]
-            self._allowed[name] = frozenset[str]().union(*map(self.find_kinds, schemas))
+            kinds_by_schema = map(self.find_kinds, self._find_schemas(parameter))
+            self._allowed[name] = frozenset[str]().union(*kinds_by_schema)
         return self._allowed[name]
+
+    def _find_schemas(self, parameter: str) -> list[Any]:
+        is_named = parameter in self.properties
+        return [*self.properties[parameter]] if is_named else [self._additional]
+
+    def restricts(self, parameter: str) -> bool:
+        """Return True if white space around a parameter's string may violate its schema."""
+        return any(restricts(schema, self.parameters) for schema in self._find_schemas(parameter))
+
+    def trim(self, parameter: str, text: str) -> str:
+        """Return a parameter's text, without the white space around it if only then it matches.
+
+        A grammar allows this white space, and the schema may not.
+        """
+        trimmed = text.strip()
+        if trimmed == text or len(text) > LONGEST_TRIMMED or not self._size.is_compilable:
+            return text
+        definitions = {
+            name: part for name, part in self.parameters.items() if name in ("$defs", "definitions")
+        }
+        validator = _make_validator({**definitions, "anyOf": self._find_schemas(parameter)})
+        if validator is None or validator.is_valid(text) or not validator.is_valid(trimmed):
+            return text
+        return trimmed
 
     def find_kinds(self, schema: Any) -> frozenset[str]:
         """Return the JSON types that a part of the schema allows, read once."""
@@ -132,16 +159,7 @@ class ToolSchema:
     @cached_property
     def _validator(self) -> Draft202012Validator | None:
         """Validator, or None if the schema cannot be applied."""
-        if not self._size.is_compilable:
-            return None
-        try:
-            return Draft202012Validator(
-                close_objects(self.parameters),
-                retriever=_refuse_reference,
-                pattern_options=_PATTERNS,
-            )
-        except (ValidationError, ReferencingError, ValueError, RecursionError):
-            return None
+        return _make_validator(self._closed) if self._size.is_compilable else None
 
     def judge(self, arguments: Mapping[str, Any]) -> Outcome:
         """Check arguments against the schema; UNCHECKED if that takes too long."""
@@ -162,6 +180,13 @@ class ToolSchema:
             return Effort(self._closed).measure(arguments) <= MAX_WORK
         except (TooMuchWork, RecursionError):
             return False
+
+
+def _make_validator(schema: dict[str, Any]) -> Draft202012Validator | None:
+    try:
+        return Draft202012Validator(schema, retriever=_refuse_reference, pattern_options=_PATTERNS)
+    except (ValidationError, ReferencingError, ValueError, RecursionError):
+        return None
 
 
 def _refuse_reference(uri: str) -> Any:

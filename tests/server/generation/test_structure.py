@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cache
+from itertools import takewhile
+from random import Random
 
 import orjson
 import pytest
@@ -13,9 +15,10 @@ from eaglegate.engine.types import Constraint, Sampling
 from eaglegate.server.errors import InvalidRequest
 from eaglegate.server.generation.grammar import answer_constraint
 from eaglegate.server.generation.job import Question, ToolPolicy
-from eaglegate.text.events import FinishReason, Phase
+from eaglegate.text.events import FinishReason, Outcome, Phase
 from eaglegate.text.parsing.answer import make_parser
 from eaglegate.text.parsing.fold import fold
+from eaglegate.text.parsing.message import NO_REASONING
 from eaglegate.text.parsing.registry import THINK, find_frame, framed_names
 from eaglegate.text.parsing.vocabulary import Vocabulary
 
@@ -117,6 +120,71 @@ def test_the_grammar_rejects_text_that_is_no_call(lab, name):
     call = call_text(name, "get_weather", CALL)
     assert accepts(lab, single, whole(call))
     assert not accepts(lab, single, whole(call, call))
+
+
+WALKED = {
+    "type": "object",
+    "properties": {
+        "mode": {"enum": ["on", "off"]},
+        "level": {"$ref": "#/$defs/level"},
+        "code": {"type": "string", "pattern": "^[a-z]{3}$"},
+        "count": {"type": "integer"},
+        "text": {"type": "string"},
+        "spot": {"type": "object", "properties": {"at": {"const": "here"}}, "required": ["at"]},
+    },
+    "required": ["mode", "count"],
+    "additionalProperties": False,
+    "$defs": {"level": {"anyOf": [{"const": "low"}, {"type": "null"}]}},
+}
+NUM_WALKS = 8
+FREE = 1000
+"""Number of allowed tokens above which the walk is inside free text."""
+
+
+def walk(lab, wanted: Constraint, closers: list[str], random: Random) -> list[int]:
+    """Random tokens that the grammar lets through, up to its end."""
+    xgrammar = pytest.importorskip("xgrammar")
+    matcher = xgrammar.GrammarMatcher(
+        compiler(type(lab.renderer)).compile_structural_tag(wanted.value)
+    )
+    bitmask = xgrammar.allocate_token_bitmask(1, 2048)
+    ids: list[int] = []
+    for _ in range(2000):
+        matcher.fill_next_token_bitmask(bitmask)
+        words = bitmask[0].numpy().view("uint32")
+        allowed = [token for token in range(2048) if words[token >> 5] >> (token & 31) & 1]
+        if allowed == [3]:
+            return ids
+        if len(allowed) > FREE and random.random() < 0.3:
+            closer = lab.renderer.encode(random.choice(closers), False)
+            taken = list(takewhile(matcher.accept_token, closer))
+            ids += taken
+            continue
+        token = random.choice(allowed)
+        if token == 3:
+            return ids
+        assert matcher.accept_token(token)
+        ids.append(token)
+    raise AssertionError("the walk has no end")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", FORMATS)
+def test_calls_that_the_grammar_lets_through_are_valid(lab, name):
+    function = {"name": "set", "parameters": WALKED}
+    tools = ({"type": "function", "function": function},)
+    policy = ToolPolicy(tools, "required", parallel=False)
+    wanted = answer_constraint(job(tool_policy=policy), Phase.CONTENT, NO_REASONING, name)
+    vocabulary = Vocabulary.from_tokenizers(lab.renderer.tokenizer)
+    end = {"qwen_xml": "</parameter>", "minimax_xml": "</parameter>", "glm_xml": "</arg_value>"}
+    end |= {"deepseek_xml": f"</{DSML}parameter>", "json": '"'}
+    for seed in range(NUM_WALKS):
+        ids = walk(lab, wanted, [end[find_frame(name).style], '"'], Random(seed))
+        parser = make_parser(
+            vocabulary, tool_parser=name, tools=tools, is_sound=True, may_spell=True
+        )
+        (call,) = fold(parser.feed(ids) + parser.flush(FinishReason.STOP)).calls
+        assert call.outcome is Outcome.VALID, lab.renderer.decode(ids)
 
 
 def test_strict_tools_leave_the_text_free(lab):
