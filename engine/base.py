@@ -78,6 +78,14 @@ class SupportsPlanning(Protocol):
         planner."""
         ...
 
+    async def describe_slices(self) -> Sequence[Mapping[str, Any]]:
+        """Describe what the planner knows of each tenant's traffic; empty without a planner."""
+        ...
+
+    async def forget_tenants(self, tenants: Sequence[str]) -> None:
+        """Forget what the traffic of these tenants has taught, in the planner and in lookups."""
+        ...
+
 
 class CountsImages(Protocol):
     """An engine whose model reads images."""

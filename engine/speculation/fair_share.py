@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import NamedTuple
@@ -52,7 +52,7 @@ KNOWN = 64
 NEWEST = 15
 """Number of newest measurements whose median is the time of a step alone."""
 KEYS = 64
-"""Number of keys whose turns are counted."""
+"""Number of keys whose turns are counted. More have turns only while their requests are here."""
 LEARNING = 0.05
 """Weight of the last step in the mean of tokens that a latency request gets from a step."""
 
@@ -163,6 +163,12 @@ class FairShare:
         self._last_turn.pop(request, None)
         if member is not None:
             self._num_latency -= member.latency
+
+    def forget(self, keys: Collection[str]) -> None:
+        """Forget keys that are gone."""
+        for key in keys:
+            self._turns.pop(key, None)
+            self.totals.keys.pop(key, None)
 
     def is_latency(self, request: str) -> bool:
         member = self._members.get(request)
@@ -361,6 +367,9 @@ class FairShare:
         if not others_wait:
             self._turns.clear()
             return
+        if len(self._turns) > KEYS + len(self._members):
+            members = {member.key for member in self._members.values()}
+            self._turns = {key: time for key, time in self._turns.items() if key in members}
         level = min(self._turns.values(), default=0.0)
         for row in rows:
             member = self._find(row.name)

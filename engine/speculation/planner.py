@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import groupby
 from time import perf_counter
@@ -448,9 +448,14 @@ class DepthPlanner:
             "planned_s": totals.planned_s,
             "fixed_s": totals.fixed_s.tolist(),
             "cost": self.cost.describe(),
-            "slices": self.survival.describe(),
+            "traffic": self.survival.describe(),
             "recent": [astuple(step) for step in list(self.recent)[-recent:]] if recent else [],
         }
+
+    def copy_slices(self) -> Callable[[], list[dict[str, object]]]:
+        """See ``SurvivalEstimator.copy_slices``."""
+        self._learn()
+        return self.survival.copy_slices()
 
     def _find_optimum(
         self, survival: Floats, lookup_rates: Floats, bounds: Ints, min_depth: int

@@ -20,11 +20,13 @@ therefore lowers the estimates of deeper positions before any trial.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from eaglegate.engine.speculation.slice_rows import SliceRows
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.integer[Any]]
@@ -64,14 +66,28 @@ HIGHEST = 0.995
 EVERY = slice(None)
 
 
+class _Tenant:
+    """A tenant's slices, and the levels of its ended requests."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.rows: list[int] = []
+        self.ended: Floats = np.zeros(len(LEVELS))
+
+    def get_shares(self) -> Floats:
+        """Return the weight of each level in the tenant's slices."""
+        shares = self.ended + START_WEIGHT * START
+        return np.asarray(TENANT_WEIGHT * shares / shares.sum())
+
+
 class _Slices:
     """Knowledge of each slice: its curves, and the levels of its newest requests."""
 
     def __init__(self, depth: int, rows: int = 16) -> None:
         levels = len(LEVELS)
-        self.rows: dict[tuple[str, str], int] = {}
-        self.tenant_of: list[int] = []
-        self.slices_of: dict[int, list[int]] = {}
+        self.rows = SliceRows()
+        self._tenant_of: dict[int, _Tenant] = {}
+        self._tenants: dict[str, _Tenant] = {}
         self.counts = np.zeros((rows, levels, 2 * depth))
         """Trials of each level and position, followed by successes."""
         self.evidence = np.zeros((rows, 2 * depth, levels))
@@ -85,27 +101,41 @@ class _Slices:
         """Weight of each level among running requests."""
         self.base = np.zeros((rows, levels))
         """Weight of each level from the tenant's other requests."""
-        self._tenants: dict[str, int] = {}
-        self._tenant_ended = np.zeros((rows, levels))
         self._observed = [0] * rows
 
-    def find(self, tenant: str, traffic: str) -> int:
-        row = self.rows.get((tenant, traffic))
-        if row is not None:
-            return row
-        row = len(self.rows)
-        if row == len(self.ended):
-            self._grow()
-        tenant_row = self._tenants.setdefault(tenant, len(self._tenants))
-        self.rows[tenant, traffic] = row
-        self.tenant_of.append(tenant_row)
-        self.slices_of.setdefault(tenant_row, []).append(row)
-        shares = self._tenant_ended[tenant_row] + START_WEIGHT * START
-        self.base[row] = TENANT_WEIGHT * shares / shares.sum()
-        self._estimate(row)
+    def take(self, tenant: str, traffic: str) -> int:
+        """Return the row of a request's slice. ``rows.release`` it when the request ends."""
+        row, is_new = self.rows.take(tenant, traffic)
+        if is_new:
+            self._begin(row, tenant)
         return row
 
-    def get_shares(self, row: int) -> Floats:
+    def _begin(self, row: int, name: str) -> None:
+        """Begin a new slice of a tenant in a row that another slice may have had."""
+        if row == len(self.ended):
+            self._grow()
+        if row in self._tenant_of:
+            self._leave(row)
+        tenant = self._tenant_of[row] = self._tenants.setdefault(name, _Tenant(name))
+        tenant.rows.append(row)
+        for table in (self.counts, self.ended, self.running):
+            table[row] = 0.0
+        self._observed[row] = 0
+        self.base[row] = tenant.get_shares()
+        self._estimate(row)
+
+    def _leave(self, row: int) -> None:
+        tenant = self._tenant_of.pop(row)
+        tenant.rows.remove(row)
+        if not tenant.rows and self._tenants.get(tenant.name) is tenant:
+            del self._tenants[tenant.name]
+
+    def forget(self, tenants: Collection[str]) -> None:
+        self.rows.forget(tenants)
+        for name in tenants:
+            self._tenants.pop(name, None)
+
+    def get_shares(self, row: int | Sequence[int]) -> Floats:
         """Return the weight of each level among the newest requests of a slice, running ones
         included."""
         return np.asarray(self.ended[row] + self.running[row] + self.base[row])
@@ -126,12 +156,11 @@ class _Slices:
 
     def end(self, row: int, levels: Floats) -> None:
         """Record that a request with a known level has ended."""
-        tenant = self.tenant_of[row]
+        tenant = self._tenant_of[row]
         self.running[row] -= levels
         self.ended[row] = self.ended[row] * SLICE_MEMORY + levels
-        self._tenant_ended[tenant] = self._tenant_ended[tenant] * TENANT_MEMORY + levels
-        shares = self._tenant_ended[tenant] + START_WEIGHT * START
-        self.base[self.slices_of[tenant]] = TENANT_WEIGHT * shares / shares.sum()
+        tenant.ended = tenant.ended * TENANT_MEMORY + levels
+        self.base[tenant.rows] = tenant.get_shares()
 
     def _estimate(self, row: int) -> None:
         """Estimate the curves. Acceptance falls from a position to the next in the same way at all
@@ -191,7 +220,10 @@ class SurvivalEstimator:
         """Log likelihood of each level given the request's trials."""
         self._levels = np.zeros((rows, len(LEVELS)))
         """Probability of each level for each request; zeros before its first trial."""
-        self._widths = np.zeros((16, depth + 1), dtype=np.int64)
+        self._widths: dict[str, list[int]] = {}
+        """Chosen depths of requests by traffic, over all tenants."""
+        self._traffic: dict[int, str] = {}
+        """Traffic of each slice."""
         self._positions = np.arange(1, depth + 1)
 
     def __contains__(self, request: str) -> bool:
@@ -206,13 +238,15 @@ class SurvivalEstimator:
         self._counts[row] = 0.0
         self._evidence[row] = 0.0
         self._age[row] = 0
-        self._slice_of[row] = self._find_slice(tenant, traffic)
+        self._slice_of[row] = self._take_slice(tenant, traffic)
 
     def move(self, request: str, traffic: str, tenant: str = "") -> None:
         """Move a request to another slice. Its own trials are kept."""
-        row, new_slice = self._row[request], self._find_slice(tenant, traffic)
-        self._slices.running[self._slice_of[row]] -= self._levels[row]
+        row, new_slice = self._row[request], self._take_slice(tenant, traffic)
+        old_slice = int(self._slice_of[row])
+        self._slices.running[old_slice] -= self._levels[row]
         self._slices.running[new_slice] += self._levels[row]
+        self._slices.rows.release(old_slice)
         self._slice_of[row] = new_slice
 
     def remove(self, request: str) -> None:
@@ -223,9 +257,15 @@ class SurvivalEstimator:
         if self._waiting:
             self._learn()
         self._free.append(row)
+        slice_row = int(self._slice_of[row])
         if self._levels[row, 0]:
-            self._slices.end(int(self._slice_of[row]), self._levels[row])
+            self._slices.end(slice_row, self._levels[row])
             self._levels[row] = 0.0
+        self._slices.rows.release(slice_row)
+
+    def forget(self, tenants: Collection[str]) -> None:
+        """Forget what these tenants' traffic has taught."""
+        self._slices.forget(tenants)
 
     def observe(
         self,
@@ -320,10 +360,10 @@ class SurvivalEstimator:
         return survival
 
     def count_widths(self, requests: Sequence[str], widths: Sequence[int], steps: int) -> None:
-        """Count the chosen widths for ``steps`` steps, by slice. Ended requests do not count."""
+        """Count the chosen widths for ``steps`` steps, by traffic. Ended requests do not count."""
         for request, width in zip(requests, widths, strict=True):
             if (row := self._row.get(request)) is not None:
-                self._widths[self._slice_of[row], width] += steps
+                self._widths[self._traffic[int(self._slice_of[row])]][width] += steps
 
     def trials(self, requests: Sequence[str]) -> Floats:
         """Return the discounted trials of the requests themselves, in shape (requests, depth)."""
@@ -334,31 +374,54 @@ class SurvivalEstimator:
         return np.array([self._age[self._row[request]] for request in requests])
 
     def describe(self) -> list[dict[str, object]]:
-        """Describe every slice: tenant, traffic, acceptance and trials per position, and chosen
-        depths."""
+        """Describe every kind of traffic, over all tenants: chosen depths, trials per position, and
+        the share of them that was accepted."""
+        rows = self._slices.rows.rows
+        counts = {traffic: np.zeros((2, self.depth)) for traffic in self._widths}
+        slice_counts = self._slices.counts[[*rows.values()]].sum(axis=1)
+        for (_, traffic), row_counts in zip(rows, slice_counts, strict=True):
+            counts[traffic] += row_counts.reshape(2, -1)
         return [
             {
-                "tenant": tenant,
                 "traffic": traffic,
-                "conditional_acceptance": self._expect(row).round(3).tolist(),
-                "trials": self._slices.counts[row, :, : self.depth].sum(axis=0).round(1).tolist(),
-                "requests_by_depth": self._widths[row].tolist(),
+                "requests_by_depth": [*widths],
+                "trials": counts[traffic][0].round(1).tolist(),
+                "accepted": [
+                    round(successes / trials, 3) if trials else None
+                    for trials, successes in counts[traffic].T.tolist()
+                ],
             }
-            for (tenant, traffic), row in self._slices.rows.items()
+            for traffic, widths in self._widths.items()
         ]
 
-    def _expect(self, row: int) -> Floats:
-        """Return the conditional acceptance expected of the next request of a slice."""
-        slices = self._slices
-        prior = slices.get_shares(row)
-        survival = prior @ slices.survival[row] / prior.sum()
-        survival[1:] /= survival[:-1].copy()
-        return np.asarray(survival)
+    def copy_slices(self) -> Callable[[], list[dict[str, object]]]:
+        """Copy what is known of every slice. Return a function that describes the copies, later and
+        in any thread: tenant, traffic, acceptance and trials per position."""
+        names, rows = [*self._slices.rows.rows], [*self._slices.rows.rows.values()]
+        shares, survival = self._slices.get_shares(rows), self._slices.survival[rows]
+        trials = self._slices.counts[rows, :, : self.depth]
 
-    def _find_slice(self, tenant: str, traffic: str) -> int:
-        row = self._slices.find(tenant, traffic)
-        if row >= len(self._widths):
-            self._widths = _double(self._widths)
+        def describe() -> list[dict[str, object]]:
+            # The expectation of the next request of each slice, in shape (slices, depth).
+            expected = (shares[:, None] @ survival)[:, 0] / shares.sum(axis=1, keepdims=True)
+            expected[:, 1:] /= expected[:, :-1].copy()
+            columns = expected.round(3).tolist(), trials.sum(axis=1).round(1).tolist()
+            return [
+                {
+                    "tenant": tenant,
+                    "traffic": traffic,
+                    "conditional_acceptance": acceptance,
+                    "trials": slice_trials,
+                }
+                for (tenant, traffic), acceptance, slice_trials in zip(names, *columns, strict=True)
+            ]
+
+        return describe
+
+    def _take_slice(self, tenant: str, traffic: str) -> int:
+        row = self._slices.take(tenant, traffic)
+        self._traffic[row] = traffic
+        self._widths.setdefault(traffic, [0] * (self.depth + 1))
         return row
 
     def _grow_requests(self) -> None:

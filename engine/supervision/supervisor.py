@@ -248,6 +248,25 @@ class SupervisedEngine(
             self._frozen = depth
         return is_frozen
 
+    async def describe_slices(self) -> Sequence[Mapping[str, Any]]:
+        """See ``engine.base.SupportsPlanning``. Empty while the engine cannot answer."""
+        session = self._live_session
+        if session is None or (engine := session.engine.capability(SupportsPlanning)) is None:
+            return ()
+        with suppress(TimeoutError, EngineError):
+            async with asyncio.timeout(BOUND_S):
+                return await engine.describe_slices()
+        return ()
+
+    async def forget_tenants(self, tenants: Sequence[str]) -> None:
+        """See ``engine.base.SupportsPlanning``. A new engine knows no tenants."""
+        session = self._live_session
+        if session is None or (engine := session.engine.capability(SupportsPlanning)) is None:
+            return
+        with suppress(TimeoutError, EngineError):
+            async with asyncio.timeout(BOUND_S):
+                await engine.forget_tenants(tenants)
+
     async def score(
         self,
         request: EngineRequest,

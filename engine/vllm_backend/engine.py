@@ -315,6 +315,14 @@ class VllmEngine(
         """See ``eaglegate.engine.base.SupportsPlanning``."""
         return bool(await self._steer("freeze_planning", depth))
 
+    async def describe_slices(self) -> list[dict[str, Any]]:
+        """See ``eaglegate.engine.base.SupportsPlanning``."""
+        return list(await self._steer("describe_slices") or ())
+
+    async def forget_tenants(self, tenants: Sequence[str]) -> None:
+        """See ``eaglegate.engine.base.SupportsPlanning``."""
+        await self._steer("forget_tenants", [*tenants])
+
     async def describe_execution(self) -> Execution | None:
         """Describe how the engine runs its model; None if its workers cannot report it."""
         llm, _ = self._require_running()

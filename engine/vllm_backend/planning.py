@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
@@ -214,6 +214,18 @@ class StepPlanning:
         sharing = self.share.describe()
         sharing_part = {"sharing": sharing} if sharing else {}
         return {"mode": self.mode, **description, **self._describe_drops(planner), **sharing_part}
+
+    def copy_slices(self) -> Callable[[], list[dict[str, object]]]:
+        """See ``SurvivalEstimator.copy_slices``."""
+        planner = self._planner
+        return planner.copy_slices() if isinstance(planner, DepthPlanner) else list
+
+    def forget_tenants(self, tenants: Collection[str]) -> None:
+        """Forget what the traffic of these tenants has taught, also while planning is off."""
+        self.share.forget(tenants)
+        for planner in (self._planner, self._paused_planner[1]):
+            if isinstance(planner, DepthPlanner):
+                planner.survival.forget(tenants)
 
     def _describe_drops(self, planner: DepthPlanner | None) -> dict[str, object]:
         """Describe the draft's cost in the prefix cache: prompt tokens computed again, and their

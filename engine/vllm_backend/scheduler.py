@@ -22,6 +22,7 @@ cache, because it would make a later request draft worse.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -58,6 +59,8 @@ from eaglegate.engine.vllm_backend.second_lookups import SecondLookups
 from eaglegate.engine.vllm_backend.sharing import StepSharing
 from eaglegate.engine.vllm_contract import SKIP
 from eaglegate.engine.vllm_fields import DEPTH, TRACED, mark_lookup
+
+DESCRIBER = ThreadPoolExecutor(1, "describe-slices")
 
 
 class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
@@ -528,6 +531,21 @@ def describe_planning(core: EngineCore, recent: int) -> dict[str, object]:
     return description
 
 
+def describe_slices(core: EngineCore) -> Future[list[dict[str, object]]]:
+    """Describe what the planner knows of each slice. vLLM answers when the future is done, so the
+    next step waits for the copies alone."""
+    scheduler = core.scheduler
+    return DESCRIBER.submit(scheduler.planning.copy_slices())
+
+
+def forget_tenants(core: EngineCore, tenants: list[str]) -> None:
+    """Forget what the traffic of these tenants has taught."""
+    scheduler = core.scheduler
+    scheduler.planning.forget_tenants(tenants)
+    if scheduler.lookups is not None:
+        scheduler.lookups.chooser.acceptance.forget(tenants)
+
+
 def freeze_planning(core: EngineCore, depth: int | None) -> bool:
     """Hold the planner at ``depth``, or let it choose again if None. Return False without a
     planner."""
@@ -557,6 +575,8 @@ EngineCore.swap_draft = draft_reload.swap_draft
 EngineCore.drop_prefix = drop_prefix
 EngineCore.track_prefixes = track_prefixes
 EngineCore.describe_planning = describe_planning
+EngineCore.describe_slices = describe_slices
+EngineCore.forget_tenants = forget_tenants
 EngineCore.freeze_planning = freeze_planning
 EngineCore.export_costs = export_costs
 EngineCore.restore_costs = restore_costs

@@ -303,7 +303,7 @@ class PlannedDepths(MetricGroup):
 
     def _requests(self) -> Samples:
         counts: Counter[tuple[str, ...]] = Counter()
-        for row in self.scope.planner().get("slices", ()):
+        for row in self.scope.planner().get("traffic", ()):
             names = SLICE.fullmatch(row["traffic"])
             if names is None:
                 continue

@@ -89,13 +89,12 @@ const COLUMNS = [
 ];
 
 const PLANNED = [
-  ["key", s => [s.tenant || "–"]],
   ["requests x steps", s => [count(s.requests_by_depth.reduce((a, b) => a + b, 0))]],
   ["mean depth", s => {
     const all = s.requests_by_depth.reduce((a, b) => a + b, 0);
     return [fixed(all ? s.requests_by_depth.reduce((a, b, d) => a + b * d, 0) / all : null)];
   }],
-  ["acceptance by position", s => [s.conditional_acceptance.map(c => c.toFixed(2)).join(" ")]],
+  ["acceptance by position", s => [s.accepted.map(share => fixed(share)).join(" ")]],
 ];
 
 function planner(data) {
@@ -111,7 +110,7 @@ function planner(data) {
     `estimated regret against the best fixed depth ${none(p.regret) ? "–" : (100 * p.regret).toFixed(1) + " %"}`,
     `planning ${fixed(p.planning_ms)} ms a step`,
   ].join(" · ");
-  fill(document.querySelector("#planner table"), "slice", PLANNED, p.slices.map(s => [s.traffic, s]));
+  fill(document.querySelector("#planner table"), "traffic", PLANNED, p.traffic.map(s => [s.traffic, s]));
 }
 
 const WORKER = [

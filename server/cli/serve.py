@@ -333,8 +333,13 @@ class ServeCommand:
     async def _reload(self) -> dict[str, Any]:
         """Reload keys and limits without interrupting requests. Raises ConfigError."""
         reloaded_settings = await asyncio.to_thread(read_reloaded, self._line.argv)
+        names = {key.name for key in self._gateway.keys.keys}
         changes = reloaded_settings.apply(self._gateway, self._admission, self._policy)
         self._telemetry.name_keys(self._gateway.keys.given_names)
+        removed_names = names - {key.name for key in self._gateway.keys.keys}
+        planner = self._resilient.capability(SupportsPlanning)
+        if removed_names and planner is not None:
+            await planner.forget_tenants(sorted(removed_names))
         return changes
 
     async def _aclose(self) -> None:

@@ -10,10 +10,13 @@ last row of a slice is for steps without a match.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 from numpy.typing import NDArray
 
 from eaglegate.engine.speculation.lookup.index import BUCKETS, KINDS
+from eaglegate.engine.speculation.slice_rows import SliceRows
 
 Floats = NDArray[np.float64]
 
@@ -53,7 +56,7 @@ class LookupAcceptance:
         self.width, self.depth = width, depth
         self.price = DEFAULT_PRICE
         """Cost of one verified token, in tokens that the time would bring otherwise."""
-        self._slices: dict[tuple[str, str], int] = {}
+        self._slices = SliceRows()
         self._changed_rows: set[int] = set()
         self._lookup_counts: list[float] = []
         self._draft_counts: list[float] = []
@@ -71,20 +74,29 @@ class LookupAcceptance:
         """Per slice's first row: values of lookups and drafts by class of ``MIN_LENGTHS``. They are
         computed when they are asked for, which the first model runner never does."""
 
-    def find_slice(self, traffic: str, tenant: str) -> int:
-        """Return the first row of a slice."""
-        row = self._slices.get((tenant, traffic))
-        if row is not None:
-            return row
-        row = self._slices[tenant, traffic] = len(self._slices) * ROWS
-        self._lookup_counts += [0.0] * (2 * ROWS * (self.width + 1))
-        self._draft_counts += [0.0] * (2 * ROWS * (self.depth + 1))
-        self.lookup_values += [0.0] * (ROWS * (self.width + 1))
-        self.draft_values += [0.0] * (ROWS * (self.depth + 1))
-        self.lookup_widths += [0] * ROWS
-        self.sure += [False] * ROWS
-        self._estimate(row)
+    def take_slice(self, traffic: str, tenant: str) -> int:
+        """Return the first row of a request's slice. ``release_slice`` it when the request ends."""
+        number, is_new = self._slices.take(tenant, traffic)
+        row = number * ROWS
+        if is_new:
+            for table, size in (
+                (self._lookup_counts, 2 * (self.width + 1)),
+                (self._draft_counts, 2 * (self.depth + 1)),
+                (self.lookup_values, self.width + 1),
+                (self.draft_values, self.depth + 1),
+            ):
+                table[row * size : (row + ROWS) * size] = [0.0] * (ROWS * size)
+            self.lookup_widths[row : row + ROWS] = [0] * ROWS
+            self.sure[row : row + ROWS] = [False] * ROWS
+            self._estimate(row)
         return row
+
+    def release_slice(self, row: int) -> None:
+        self._slices.release(row // ROWS)
+
+    def forget(self, tenants: Collection[str]) -> None:
+        """Forget what these tenants' traffic has taught."""
+        self._slices.forget(tenants)
 
     def score_lookup(self, row: int, trials: int, hits: int) -> None:
         """Count a lookup whose first ``hits`` of ``trials`` compared tokens were committed."""
@@ -103,7 +115,7 @@ class LookupAcceptance:
     def forget_draft(self) -> None:
         """Forget the draft's acceptance, because another draft serves."""
         self._draft_counts[:] = [0.0] * len(self._draft_counts)
-        self._changed_rows.update(self._slices.values())
+        self._changed_rows.update(row * ROWS for row in self._slices.rows.values())
 
     def refresh(self) -> None:
         """Compute the tables of one slice that has changed."""
@@ -167,21 +179,6 @@ class LookupAcceptance:
     def _store(self, table: list[float], row: int, width: int, values: Floats) -> None:
         table[row * (width + 1) : (row + ROWS) * (width + 1)] = values.ravel().tolist()
 
-    def describe(self) -> dict[str, dict[str, object]]:
-        """Describe by slice: share of steps with a match, tokens by lookup and by draft beside
-        them."""
-        description: dict[str, dict[str, object]] = {}
-        for (tenant, traffic), row in self._slices.items():
-            lookups = self._count(self._lookup_counts, row, self.width)
-            drafts = self._count(self._draft_counts, row, self.depth)
-            description[f"{tenant}/{traffic}" if tenant else traffic] = {
-                "lookups": round(float(lookups[0, :, 0].sum()), 1),
-                "lookup_conditional": _get_conditional(lookups.sum(axis=1)),
-                "draft_beside_conditional": _get_conditional(drafts[:, :-1].sum(axis=1)),
-                "draft_alone_conditional": _get_conditional(drafts[:, -1]),
-            }
-        return description
-
 
 def _value_lengths(
     lookups: Floats, drafts: Floats, slice_mean: Floats, price: float
@@ -219,11 +216,3 @@ def _add_up(survival: Floats, price: float) -> Floats:
     values = np.zeros((len(survival), survival.shape[1] + 1))
     np.cumsum(survival - price, axis=1, out=values[:, 1:])
     return values
-
-
-def _get_conditional(counts: Floats) -> list[float | None]:
-    """Return hits / trials by position, from an array in shape (2, positions)."""
-    return [
-        round(hits / trials, 4) if trials else None
-        for trials, hits in zip(*counts.tolist(), strict=True)
-    ]

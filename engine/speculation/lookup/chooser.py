@@ -62,12 +62,13 @@ class LookupChooser:
     ) -> None:
         """Add a request. ``text`` is its live list of tokens; see ``LookupIndex``."""
         index = LookupIndex(text, prompt_tokens, sources)
-        first_row = self.acceptance.find_slice(traffic, tenant)
+        first_row = self.acceptance.take_slice(traffic, tenant)
         self._requests[request] = _Request(index, first_row, len(text))
         self._unbuilt[request] = index
 
     def end(self, request: str) -> None:
-        self._requests.pop(request, None)
+        if (state := self._requests.pop(request, None)) is not None:
+            self.acceptance.release_slice(state.first_row)
         self._unbuilt.pop(request, None)
 
     def begin_step(self) -> None:
@@ -183,12 +184,11 @@ class LookupChooser:
         return sum(state.index.size for state in self._requests.values())
 
     def describe(self) -> dict[str, object]:
-        """Describe choices and what was learnt, as JSON types."""
+        """Describe choices and their sums, as JSON types."""
         return {
             "width": self.acceptance.width,
             "lookups": self.num_lookups,
             "drafts_beside_match": self.num_drafts,
             "indexed_tokens": self.size,
             "verified_token_price": round(self.acceptance.price, 4),
-            "slices": self.acceptance.describe(),
         }

@@ -141,7 +141,9 @@ def _add_speculation(routes: APIRouter, gateway: Gateway) -> None:
             rules["prefix_cache"] = cost
         planner = gateway.controls.planner if gateway.controls else None
         planning = await planner.describe_planning() if planner else {}
-        return rules | ({"planner": dict(planning)} if planning else {})
+        if not (planner and planning):
+            return rules
+        return rules | {"planner": {**planning, "slices": await planner.describe_slices()}}
 
     @routes.put("/speculation", openapi_extra=describe_body(SpeculationModel))
     async def set_speculation(request: Request) -> dict[str, Any]:

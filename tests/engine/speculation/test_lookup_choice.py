@@ -95,10 +95,10 @@ def test_late_widths_pay_in_a_run() -> None:
 def test_tenants_share_nothing() -> None:
     chooser = run(draft_hits=1, copies=False)
     tables = chooser.acceptance
-    row = tables.find_slice("edit", "other")
-    fresh_row = LookupChooser(8, 3).acceptance.find_slice("edit", "other")
+    row = tables.take_slice("edit", "other")
+    fresh_row = LookupChooser(8, 3).acceptance.take_slice("edit", "other")
     fresh = LookupChooser(8, 3).acceptance
-    fresh.find_slice("edit", "other")
+    fresh.take_slice("edit", "other")
     assert tables.lookup_values[row * 9 : (row + ROWS) * 9] == fresh.lookup_values
     assert fresh_row == 0
 
@@ -121,7 +121,7 @@ def test_another_draft_begins_anew() -> None:
     chooser.acceptance.refresh()
     fresh = LookupChooser(8, 3).acceptance
     fresh.price = chooser.acceptance.price
-    fresh.find_slice("edit", "")
+    fresh.take_slice("edit", "")
     assert chooser.acceptance.draft_values == fresh.draft_values
 
 

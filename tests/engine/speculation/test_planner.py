@@ -134,7 +134,7 @@ def test_a_request_that_moves_or_ends_leaves_its_slice_as_it_was() -> None:
     estimator.move("a", "agent", "key")
     estimator.survival(["a", "b"])
     slices = estimator._slices
-    chat, agent = (slices.rows["key", traffic] for traffic in ("chat", "agent"))
+    chat, agent = (slices.rows.rows["key", traffic] for traffic in ("chat", "agent"))
     assert slices.running[[chat, agent]].sum(axis=1) == pytest.approx([1.0, 1.0])
     for name in "ab":
         estimator.remove(name)
@@ -433,7 +433,7 @@ def test_the_widths_of_a_request_that_has_ended_count_for_its_slice(again: bool)
     planner.end("a")
     if again:
         planner.begin("a", "chat", "")
-    (story,) = [one for one in planner.describe()["slices"] if one["traffic"] == "story"]
+    (story,) = [one for one in planner.describe()["traffic"] if one["traffic"] == "story"]
     assert sum(story["requests_by_depth"]) == len(plans)
 
 

@@ -131,7 +131,7 @@ async def test_the_text_is_the_same_at_every_depth(
     try:
         assert texts(await run_all(engine, requests)) == greedy
         assert texts(await run_all(engine, sampled(requests))) == hot
-        slices = (await engine.describe_planning())["slices"]
+        slices = (await engine.describe_planning())["traffic"]
         assert {row["traffic"].endswith("/images") for row in slices} == {True, False}
     finally:
         await engine.set_planning("off")

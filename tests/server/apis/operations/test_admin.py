@@ -122,6 +122,9 @@ class PretendPlanner:
     async def describe_planning(self, recent: int = 0) -> dict[str, object]:
         return {"mode": "auto", "frozen": self.frozen, "recent": [None] * recent}
 
+    async def describe_slices(self) -> list[dict[str, object]]:
+        return [{"tenant": "team-a"}]
+
     async def freeze_planning(self, depth: int | None) -> bool:
         self.frozen = depth
         return self.plans
@@ -136,7 +139,8 @@ async def test_the_planner_is_shown_and_held(controlled):
     planner = plan(controlled, PretendPlanner())
     assert (await put(controlled, planner=2)).json["planner"] == 2
     shown = (await controlled.get("/admin/speculation")).json["planner"]
-    assert shown == {"mode": "auto", "frozen": 2, "recent": []}
+    slices = [{"tenant": "team-a"}]
+    assert shown == {"mode": "auto", "frozen": 2, "recent": [], "slices": slices}
     assert (await put(controlled)).status == 200
     assert planner.frozen == 2, "a set of rules that does not name it leaves it"
     assert (await put(controlled, planner="auto")).json["planner"] == "auto"
