@@ -26,8 +26,8 @@ from eaglegate.server.cli.feature_table import exists, find_command, list_comman
 from eaglegate.server.cli.first_read import open_ports, read_first
 from eaglegate.server.errors import ConfigError
 
-LAB = ("tqdm",)
-"""Packages of the extra ``lab``."""
+LAB = ("eaglegate.lab", "tqdm")
+"""The lab, and the packages of its extra."""
 HELP = ("-h", "--help")
 COMMANDS = (
     ("serve [MODEL]", "serve MODEL, or the built-in demo, on an OpenAI-compatible API"),
@@ -119,8 +119,8 @@ def _run(command: str, arguments: list[str]) -> int:
 
 
 def _lab(name: str) -> ModuleType:
-    """Import a module of the lab, which nothing else in the gateway imports. Exits if its extra is
-    missing.
+    """Import a module of the lab, which nothing else in the gateway imports. Exits if it or its
+    extra is missing.
     """
     try:
         return import_module(f"eaglegate.lab.{name}")

@@ -135,3 +135,29 @@ def test_a_feature_can_be_removed(copy: Path, feature: str) -> None:
         assert answer.json()["choices"][0]["message"]["content"]
         assert httpx.get(f"{url}/debug/speculation").status_code == 200
         assert "eaglegate_requests_total" in httpx.get(f"{url}/metrics").text
+
+
+def run_command(tree: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "eaglegate.server", *words], cwd=tree, env=environment(tree),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_measuring_needs_no_feature(copy: Path) -> None:
+    for feature in FEATURES:
+        shutil.rmtree(copy / "features" / feature)
+    for command in (["bench"], ["replay"], ["drafts", "compare"]):
+        done = run_command(copy, *command, "--help")
+        assert done.stdout.startswith("usage: eaglegate "), done.stderr
+
+
+def test_the_lab_can_be_removed(copy: Path) -> None:
+    (copy / "lab").unlink()
+    for command in ("bench", "replay", "drafts", "improve", "prove"):
+        done = run_command(copy, command, "--help")
+        assert done.returncode == 2
+        assert "needs eaglegate.lab" in done.stderr
+        assert "Traceback" not in done.stderr
+    with serving(copy) as url:
+        assert httpx.get(f"{url}/ready", timeout=60).status_code == 200

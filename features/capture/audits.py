@@ -18,16 +18,15 @@ import orjson
 from cryptography.fernet import MultiFernet
 
 from eaglegate.engine.events import RequestFacts
-from eaglegate.features.capture.files import (
-    AUDITS,
-    CaptureFolder,
-    CaptureWriter,
-    Skip,
-    list_files,
-    parse_lines,
-)
-from eaglegate.features.capture.record import VERSION, CaptureError, DamagedRecord, check_version
+from eaglegate.features.capture.files import CaptureFolder, CaptureWriter
 from eaglegate.features.capture.redaction import Redactor, SaltedHashes
+from eaglegate.observability.captures.files import AUDITS, Skip, list_files, parse_lines
+from eaglegate.observability.captures.record import (
+    VERSION,
+    CaptureError,
+    DamagedRecord,
+    check_version,
+)
 from eaglegate.observability.facts import AnswerAudited
 
 AUDIT_BYTES = 1024

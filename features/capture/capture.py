@@ -21,7 +21,8 @@ from eaglegate.features.capture.audits import AuditCapture, name_request
 from eaglegate.features.capture.files import CaptureCounts, CaptureFolder, CaptureWriter
 from eaglegate.features.capture.images import may_have_images, replace_images
 from eaglegate.features.capture.limits import FULL, HASHES
-from eaglegate.features.capture.record import (
+from eaglegate.features.capture.redaction import Decode, Redactor, SaltedHashes
+from eaglegate.observability.captures.record import (
     CapturedChoice,
     CapturedPrompt,
     CapturedStep,
@@ -29,7 +30,6 @@ from eaglegate.features.capture.record import (
     coarsen,
     format_record,
 )
-from eaglegate.features.capture.redaction import Decode, Redactor, SaltedHashes
 from eaglegate.observability.observation import ChoiceRecord, RequestRecord
 from eaglegate.observability.sequence import SequenceTimeline
 from eaglegate.text.events import Phase

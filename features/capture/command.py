@@ -16,7 +16,7 @@ import orjson
 from cryptography.fernet import MultiFernet
 
 from eaglegate.features.capture.audits import CapturedAudit, format_audit, parse_audit, read_audits
-from eaglegate.features.capture.files import (
+from eaglegate.observability.captures.files import (
     AUDITS,
     RECORDS,
     Line,
@@ -30,7 +30,7 @@ from eaglegate.features.capture.files import (
     write_lines,
     write_records,
 )
-from eaglegate.features.capture.record import (
+from eaglegate.observability.captures.record import (
     CaptureError,
     CaptureRecord,
     DamagedRecord,

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from eaglegate.features.capture.capture import RequestCapture
-from eaglegate.features.capture.files import CaptureFolder, is_open_to_others, make_cipher
+from eaglegate.features.capture.files import CaptureFolder, is_open_to_others
 from eaglegate.features.capture.limits import HASHES, CaptureLimits
 from eaglegate.features.capture.metrics import CapturedRequests
 from eaglegate.features.capture.redaction import SaltedHashes, load_salt
 from eaglegate.features.capture.settings import CaptureSettings
+from eaglegate.observability.captures.files import make_cipher
 from eaglegate.observability.facts import AnswerAudited, RequestBegan, RequestEnded
 from eaglegate.observability.middleware import take_body
 from eaglegate.observability.telemetry import Telemetry

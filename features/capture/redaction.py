@@ -23,7 +23,7 @@ from eaglegate.features.capture.patterns import (
     encode,
     find_spans,
 )
-from eaglegate.features.capture.record import BLOCK, CapturedPrompt, CaptureRecord
+from eaglegate.observability.captures.record import BLOCK, CapturedPrompt, CaptureRecord
 
 REDACTED = "[redacted]"
 LIMIT_S = 0.05

@@ -20,11 +20,11 @@ class ImproveFeature(ActiveFeature):
         if core.backend.drafts is None:
             raise ConfigError("--improve needs a draft in this process; start it on a worker")
         path = Path(settings.improve or "").expanduser()
-        # By name, because the gateway imports the lab only when an operator requests it.
-        lab = import_module("eaglegate.lab.improve.process")
         try:
+            # By name, because the gateway imports the lab only when an operator requests it.
+            lab = import_module("eaglegate.lab.improve.process")
             self._process = lab.open_process(path, core.settings.admin_api_key)
-        except ValueError as error:
+        except (ValueError, ModuleNotFoundError) as error:
             raise ConfigError(f"--improve: {error}") from None
         self._url = core.operator_url
         self._started = asyncio.Event()

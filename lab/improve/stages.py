@@ -20,13 +20,13 @@ from typing import Any
 from eaglegate.engine.errors import DraftRefused
 from eaglegate.engine.speculation.drafts import find_folder, fingerprint_draft, list_files
 from eaglegate.features.canary.outcomes import CanaryVerdict
-from eaglegate.features.capture.record import CaptureError
 from eaglegate.lab.improve.client import GatewayClient
 from eaglegate.lab.improve.config import ImproveConfig
 from eaglegate.lab.improve.gate import CANDIDATE, PARENT, judge_comparison
 from eaglegate.lab.improve.ledger import Candidate, CandidateVerdict, Ledger, Stage
 from eaglegate.lab.improve.process import become_background
 from eaglegate.lab.improve.windows import JUDGE, NEW, OLD, TrafficWindows
+from eaglegate.observability.captures.record import CaptureError
 from eaglegate.server.cli.client import CallFailed
 
 logger = logging.getLogger(__name__)

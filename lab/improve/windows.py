@@ -18,10 +18,10 @@ from typing import Any
 
 from cryptography.fernet import MultiFernet
 
-from eaglegate.features.capture.files import list_files, make_cipher, read_keys, read_records
-from eaglegate.features.capture.files import write_records as write_capture
-from eaglegate.features.capture.record import CaptureRecord
 from eaglegate.lab.improve.config import ImproveConfig
+from eaglegate.observability.captures.files import list_files, make_cipher, read_keys, read_records
+from eaglegate.observability.captures.files import write_records as write_capture
+from eaglegate.observability.captures.record import CaptureRecord
 
 NEW, OLD, JUDGE = "tune", "keep", "judge"
 """Folders of a window: new answers, older answers against forgetting, and judging sessions."""

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from eaglegate.features.capture.record import CaptureError
 from eaglegate.lab.measure.bench import BenchError, BenchPlan, LoadPoint, name_settings, run
 from eaglegate.lab.measure.bench_report import make_report
 from eaglegate.lab.measure.datasets import DataError, list_own_sets, load_sessions
@@ -31,6 +30,7 @@ from eaglegate.lab.measure.servers import (
     drop_speculation,
     make_cost_scaled_demo,
 )
+from eaglegate.observability.captures.record import CaptureError
 
 EPILOG = """\
 The measured server is --url, or one that this command starts with the flags after `--` (flags of

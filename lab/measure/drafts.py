@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from eaglegate.features.capture.record import CapturedStep
 from eaglegate.lab.measure.statistics import (
     Estimate,
     Finding,
@@ -22,6 +21,7 @@ from eaglegate.lab.measure.statistics import (
     bootstrap_ratio,
     judge_ratio,
 )
+from eaglegate.observability.captures.record import CapturedStep
 
 ALL = "all"
 

@@ -15,7 +15,6 @@ from typing import Any
 
 from eaglegate.engine.speculation.drafts import fingerprint_draft
 from eaglegate.engine.speculation.inspection import SpeculationReport
-from eaglegate.features.capture.record import CapturedChoice, CaptureRecord
 from eaglegate.lab.measure.drafts import (
     AnswerFacts,
     DraftReplay,
@@ -24,6 +23,7 @@ from eaglegate.lab.measure.drafts import (
     walk_captured,
     walk_sampled_drafts,
 )
+from eaglegate.observability.captures.record import CapturedChoice, CaptureRecord
 
 PROBABILISTIC = "probabilistic"
 PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")

@@ -23,8 +23,6 @@ import httpx
 
 from eaglegate.engine.speculation.drafts import fingerprint_draft
 from eaglegate.engine.speculation.inspection import inspect_draft
-from eaglegate.features.capture.files import add_key_file_argument, load_cipher, read_records
-from eaglegate.features.capture.record import CaptureError
 from eaglegate.lab.measure.drafts import (
     CostTable,
     DraftReplay,
@@ -48,6 +46,8 @@ from eaglegate.lab.measure.lookup_answers import Twins, read_lookups
 from eaglegate.lab.measure.lookups import Prices, replay_answers, summarise_lookups
 from eaglegate.lab.measure.lookups_report import LookupsReport
 from eaglegate.lab.measure.report import describe_run
+from eaglegate.observability.captures.files import add_key_file_argument, load_cipher, read_records
+from eaglegate.observability.captures.record import CaptureError
 
 DEPTH = 7
 MAX_LOOKUP = 64

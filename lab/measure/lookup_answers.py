@@ -11,9 +11,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from eaglegate.engine.speculation.lookup.twin import escape
-from eaglegate.features.capture.record import CapturedChoice, CapturedStep, CaptureRecord
-from eaglegate.features.capture.redaction import is_text_part
 from eaglegate.lab.measure.lookup_index import Proposal, propose
+from eaglegate.observability.captures.record import CapturedChoice, CapturedStep, CaptureRecord
 
 TEXT, TWIN = "text", "twin"
 """What a lookup searches: the conversation's text, or also its tool results as JSON strings."""
@@ -86,7 +85,8 @@ def list_tool_results(record: CaptureRecord) -> Iterator[str]:
         if isinstance(content, str):
             yield content
         elif isinstance(content, list):
-            yield from (part["text"] for part in content if is_text_part(part))
+            texts = (part.get("text") for part in content if isinstance(part, Mapping))
+            yield from (text for text in texts if isinstance(text, str))
 
 
 def read_lookups(

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eaglegate.features.capture.record import CapturedStep
 from eaglegate.lab.measure.drafts import ALL, CostTable
 from eaglegate.lab.measure.lookup_answers import TEXT, TWIN, LookupAnswer
 from eaglegate.lab.measure.lookup_index import Proposal
 from eaglegate.lab.measure.statistics import Estimate, bootstrap_ratio
+from eaglegate.observability.captures.record import CapturedStep
 
 TRIALS = 0.03
 """Share of lookups replaced by the draft, so that its acceptance beside a match stays learnt."""

@@ -20,14 +20,20 @@ from typing import Any
 import orjson
 from tqdm import tqdm
 
-from eaglegate.features.capture.files import list_files, read_lines, read_records
-from eaglegate.features.capture.record import BLOCK, OURS, TRACE_BLOCK, CaptureError, CaptureRecord
 from eaglegate.lab.measure.bench import BenchError, strip_private
 from eaglegate.lab.measure.datasets import COMPLETIONS, FIRST_TOKEN, TOKEN_RANGE, Session, Turn
 from eaglegate.lab.measure.load import LoadClient, Target
 from eaglegate.lab.measure.servers import Say, Setting, describe_target, serve
 from eaglegate.lab.measure.stream import RequestResult
 from eaglegate.lab.measure.tool_outcomes import judge_calls
+from eaglegate.observability.captures.files import list_files, read_lines, read_records
+from eaglegate.observability.captures.record import (
+    BLOCK,
+    OURS,
+    TRACE_BLOCK,
+    CaptureError,
+    CaptureRecord,
+)
 
 RECORDED = "recorded"
 LEFT = "client_gone"

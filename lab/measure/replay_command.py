@@ -11,8 +11,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from eaglegate.features.capture.files import add_key_file_argument, load_cipher, read_records
-from eaglegate.features.capture.record import CaptureError
 from eaglegate.lab.measure.bench import BenchError, name_settings
 from eaglegate.lab.measure.bench_command import (
     add_request_arguments,
@@ -35,6 +33,8 @@ from eaglegate.lab.measure.replay_report import ReplayReport, make_report
 from eaglegate.lab.measure.report import describe_run
 from eaglegate.lab.measure.servers import DEMO, ServerError, Setting, demo_flags
 from eaglegate.lab.measure.statistics import Verdict
+from eaglegate.observability.captures.files import add_key_file_argument, load_cipher, read_records
+from eaglegate.observability.captures.record import CaptureError
 
 EPILOG = """\
 --against is a URL; a JSON object of fields for the first URL, such as

@@ -59,8 +59,8 @@ def is_capture(path: Path) -> bool:
 
 def read_capture(path: Path, key_file: Path | None = None) -> Iterator[tuple[list[int], list[int]]]:
     """Yield the exchanges of a capture. Raises BadData."""
-    from eaglegate.features.capture.files import make_cipher, read_keys, read_records
-    from eaglegate.features.capture.record import CaptureError
+    from eaglegate.observability.captures.files import make_cipher, read_keys, read_records
+    from eaglegate.observability.captures.record import CaptureError
 
     try:
         cipher = make_cipher(read_keys(key_file) if key_file else [])

@@ -13,10 +13,10 @@ from .tree import ROOMS, Tree
 LINES = {
     "server": 22_600,
     "engine": 25_500,
-    "observability": 4_300,
-    "features": 8_900,
+    "observability": 4_800,
+    "features": 8_400,
     "text": 13_600,
-    "lab": 25_200,
+    "lab": 20_000,
     "src": 100,
     "tests": 80_500,
     "scripts": 2_700,

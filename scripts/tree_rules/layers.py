@@ -16,6 +16,7 @@ MAY_NOT = {
     "text/": ("server", "engine", "observability", "features", "fastapi"),
     "engine/": ("server", "observability", "features", "fastapi"),
     "observability/": ("server", "features"),
+    "lab/": ("features",),
     "lab/measure/": ("server", "fastapi"),
     "lab/improve/": ("server", "fastapi"),
     # The parts of a gateway in front of workers.
@@ -38,6 +39,8 @@ MAY = {
     "server/app.py": ("eaglegate.observability",),
     # The HTTP client of a running gateway, which imports nothing of the server.
     "lab/": ("eaglegate.server.cli.client",),
+    # The loop drives canaries.
+    "lab/improve/": ("eaglegate.features.canary",),
 }
 """Exceptions from ``MAY_NOT``."""
 BY_NAME = {

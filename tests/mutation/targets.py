@@ -166,13 +166,13 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/features/capture/test_redaction.py",
     ),
     "features/capture/command.py": ("tests/features/capture/test_command.py",),
-    "features/capture/files.py": (
-        "tests/features/capture/test_writer.py",
-        "tests/features/capture/test_record.py",
+    "features/capture/files.py": ("tests/features/capture/test_writer.py",),
+    "observability/captures/files.py": (
+        "tests/observability/captures/test_record.py",
         "tests/features/capture/test_command.py",
     ),
-    "features/capture/record.py": (
-        "tests/features/capture/test_record.py",
+    "observability/captures/record.py": (
+        "tests/observability/captures/test_record.py",
         "tests/features/capture/test_command.py",
         "tests/features/capture/test_served.py",
     ),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.fernet import Fernet
+from tests.features.capture.test_record import RECORD
 
 from eaglegate.features.capture.audits import (
     CapturedAudit,
@@ -15,15 +16,14 @@ from eaglegate.features.capture.audits import (
     read_audits,
 )
 from eaglegate.features.capture.command import main
-from eaglegate.features.capture.files import (
+from eaglegate.observability.captures.files import (
     make_cipher,
     read_records,
     write_lines,
     write_records,
 )
-from eaglegate.features.capture.record import CaptureError, DamagedRecord
+from eaglegate.observability.captures.record import CaptureError, DamagedRecord
 from tests.features.capture.test_command import SECOND
-from tests.features.capture.test_record import RECORD
 
 AUDIT = CapturedAudit(
     id=RECORD.id,

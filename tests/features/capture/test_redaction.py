@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from eaglegate.engine.events import Ending
 from eaglegate.engine.types import EngineRequest, Sampling, Step
 from eaglegate.features.capture.capture import EndedRequest, RecordFormatter
-from eaglegate.features.capture.record import CaptureRecord, parse_record
 from eaglegate.features.capture.redaction import (
     GAPS,
     REDACTED,
@@ -25,6 +24,7 @@ from eaglegate.features.capture.redaction import (
     SaltedHashes,
     load_salt,
 )
+from eaglegate.observability.captures.record import CaptureRecord, parse_record
 from eaglegate.text.events import Phase
 
 CARD = "4111222233334444"

@@ -21,12 +21,13 @@ from eaglegate.engine.types import DecodeStep, Step
 from eaglegate.features.capture.audits import read_audits
 from eaglegate.features.capture.capture import RequestCapture
 from eaglegate.features.capture.feature import CaptureSubscriber
-from eaglegate.features.capture.files import CaptureFolder, make_cipher, read_records
+from eaglegate.features.capture.files import CaptureFolder
 from eaglegate.features.capture.limits import CaptureLimits
 from eaglegate.features.capture.metrics import CapturedRequests
-from eaglegate.features.capture.record import CaptureRecord
 from eaglegate.features.capture.redaction import Redactor, SaltedHashes, load_salt
 from eaglegate.lab.measure.load import NOT_CAPTURED
+from eaglegate.observability.captures.files import make_cipher, read_records
+from eaglegate.observability.captures.record import CaptureRecord
 from eaglegate.observability.engine import InstrumentedEngine
 from eaglegate.observability.facts import AnswerAudited
 from eaglegate.observability.labels import TelemetrySettings

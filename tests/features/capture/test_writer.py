@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from eaglegate.features.capture import files as module
-from eaglegate.features.capture.files import CaptureFolder, CaptureWriter, read_records
+from eaglegate.features.capture.files import CaptureFolder, CaptureWriter
 from eaglegate.features.capture.limits import CaptureLimits
-from eaglegate.features.capture.record import CaptureRecord, format_record
+from eaglegate.observability.captures.files import read_records
+from eaglegate.observability.captures.record import CaptureRecord, format_record
 
 RECORD = CaptureRecord(messages=({"role": "user", "content": "x" * 500},), id="r")
 LINE = format_record(RECORD) + b"\n"
@@ -107,7 +108,7 @@ FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from eaglegate.features.capture import files as module
-from eaglegate.features.capture.files import CaptureFolder, CaptureWriter
+from eaglegate.features.capture.files import (CaptureFolder, CaptureWriter)
 from eaglegate.features.capture.limits import CaptureLimits
 module.RETRY_S = 0.0
 line, folder = sys.argv[1].encode(), Path(sys.argv[2])
@@ -140,7 +141,7 @@ def test_a_full_disk_costs_nothing_but_the_capture(tmp_path: Path) -> None:
 KILLED = """
 import os, sys
 from pathlib import Path
-from eaglegate.features.capture.files import CaptureFolder
+from eaglegate.features.capture.files import (CaptureFolder)
 from eaglegate.features.capture.limits import CaptureLimits
 folder = CaptureFolder(Path(sys.argv[2]), CaptureLimits())
 print("ready", flush=True)

@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 import yaml
 
-from eaglegate.features.capture.files import read_records, write_records
-from eaglegate.features.capture.record import CapturedChoice, CapturedPrompt, CaptureRecord
 from eaglegate.lab.improve.client import GatewayClient
 from eaglegate.lab.improve.command import main
 from eaglegate.lab.improve.config import ConfigInvalid, read_config
@@ -25,6 +23,8 @@ from eaglegate.lab.improve.ledger import Candidate, CandidateVerdict, Ledger, St
 from eaglegate.lab.improve.ledger_command import main as show_log
 from eaglegate.lab.improve.loop import LoopRunning, Switch, lock_state
 from eaglegate.lab.improve.stages import LoopStopped, Stages
+from eaglegate.observability.captures.files import read_records, write_records
+from eaglegate.observability.captures.record import CapturedChoice, CapturedPrompt, CaptureRecord
 from tests.conftest import ROOT
 from tests.engine.speculation.test_drafts import DEMO, copy_draft
 from tests.lab.improve.scripted_commands import make_report

@@ -17,13 +17,6 @@ import pytest
 from eaglegate.engine.speculation.drafts import fingerprint_draft
 from eaglegate.engine.speculation.step_cost import ObservedStep, StepCostModel
 from eaglegate.engine.types import DecodeStep
-from eaglegate.features.capture.files import read_records, write_records
-from eaglegate.features.capture.record import (
-    CapturedChoice,
-    CapturedPrompt,
-    CapturedStep,
-    CaptureRecord,
-)
 from eaglegate.lab.measure import drafts_command
 from eaglegate.lab.measure.drafts import (
     ALL,
@@ -40,6 +33,13 @@ from eaglegate.lab.measure.drafts import (
 from eaglegate.lab.measure.drafts_answers import Answer, CompareError, read_answers
 from eaglegate.lab.measure.drafts_conclusion import conclude_drafts
 from eaglegate.lab.measure.statistics import Estimate
+from eaglegate.observability.captures.files import read_records, write_records
+from eaglegate.observability.captures.record import (
+    CapturedChoice,
+    CapturedPrompt,
+    CapturedStep,
+    CaptureRecord,
+)
 from tests.lab.measure.stand_in_server import StandInServer
 
 DEMO = Path(__file__).parents[3] / "engine" / "demo"

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from eaglegate.features.capture.files import write_records
-from eaglegate.features.capture.record import (
-    CapturedChoice,
-    CapturedPrompt,
-    CapturedStep,
-    CaptureRecord,
-)
 from eaglegate.lab.measure import drafts_command
 from eaglegate.lab.measure.drafts import ALL, CostTable
 from eaglegate.lab.measure.lookup_answers import TEXT, LookupAnswer, Twins, read_lookups
 from eaglegate.lab.measure.lookup_index import propose
 from eaglegate.lab.measure.lookups import DRAFT, Prices, Replay, replay_answers
+from eaglegate.observability.captures.files import write_records
+from eaglegate.observability.captures.record import (
+    CapturedChoice,
+    CapturedPrompt,
+    CapturedStep,
+    CaptureRecord,
+)
 
 TARGET = Path(__file__).parents[3] / "engine" / "demo" / "target"
 WIDTH = 8

@@ -11,13 +11,6 @@ from dataclasses import replace
 
 import pytest
 
-from eaglegate.features.capture.files import write_records
-from eaglegate.features.capture.record import (
-    CapturedChoice,
-    CapturedPrompt,
-    CapturedStep,
-    CaptureRecord,
-)
 from eaglegate.lab.measure.bench_command import main as bench
 from eaglegate.lab.measure.datasets import Turn
 from eaglegate.lab.measure.near_ties import FAULT, TIED, UNKNOWN, compare_logprobs
@@ -28,6 +21,13 @@ from eaglegate.lab.measure.replay_report import make_report
 from eaglegate.lab.measure.statistics import Verdict
 from eaglegate.lab.measure.stream import RequestResult, ToolCall
 from eaglegate.lab.measure.tool_outcomes import judge_calls
+from eaglegate.observability.captures.files import write_records
+from eaglegate.observability.captures.record import (
+    CapturedChoice,
+    CapturedPrompt,
+    CapturedStep,
+    CaptureRecord,
+)
 from tests.lab.measure.stand_in_server import StandInServer
 
 pytestmark = pytest.mark.thorough

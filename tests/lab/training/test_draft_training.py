@@ -15,8 +15,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from eaglegate.engine.speculation.drafts import DraftPlan
 from eaglegate.engine.speculation.inspection import inspect_draft
-from eaglegate.features.capture.files import make_cipher, read_keys, read_records, write_records
-from eaglegate.features.capture.record import CapturedChoice, CapturedPrompt, CaptureRecord
 from eaglegate.lab.training import draft_training
 from eaglegate.lab.training.alignment import measure_misalignment, place_own_tokens
 from eaglegate.lab.training.batches import Corpus, batches
@@ -34,6 +32,13 @@ from eaglegate.lab.training.draft_training import (
 from eaglegate.lab.training.eagle import Depth, known_tokens, own_tokens, unroll
 from eaglegate.lab.training.target import TargetModel, UnfitTarget, layers_read
 from eaglegate.lab.training.tokenizer import train_tokenizer
+from eaglegate.observability.captures.files import (
+    make_cipher,
+    read_keys,
+    read_records,
+    write_records,
+)
+from eaglegate.observability.captures.record import CapturedChoice, CapturedPrompt, CaptureRecord
 
 pytestmark = pytest.mark.thorough
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from cryptography.fernet import Fernet
 
-from eaglegate.features.capture import files
-from eaglegate.features.capture.files import make_cipher, read_records, write_records
-from eaglegate.features.capture.record import (
+from eaglegate.observability.captures import files
+from eaglegate.observability.captures.files import make_cipher, read_records, write_records
+from eaglegate.observability.captures.record import (
     OURS,
     CapturedChoice,
     CapturedPrompt,
