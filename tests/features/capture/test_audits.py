@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from cryptography.fernet import Fernet
-from tests.features.capture.test_record import RECORD
 
 from eaglegate.features.capture.audits import (
     CapturedAudit,
@@ -24,6 +23,7 @@ from eaglegate.observability.captures.files import (
 )
 from eaglegate.observability.captures.record import CaptureError, DamagedRecord
 from tests.features.capture.test_command import SECOND
+from tests.observability.captures.test_record import RECORD
 
 AUDIT = CapturedAudit(
     id=RECORD.id,

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from cryptography.fernet import Fernet
-from tests.features.capture.test_record import RECORD
 
 from eaglegate.features.capture import command
 from eaglegate.features.capture.command import main
@@ -20,6 +19,7 @@ from eaglegate.features.capture.limits import CaptureLimits
 from eaglegate.lab.measure import drafts_command, replay_command
 from eaglegate.observability.captures.files import make_cipher, read_records, write_records
 from eaglegate.observability.captures.record import format_record, parse_record
+from tests.observability.captures.test_record import RECORD
 
 SECOND = replace(RECORD, id="req-2", key="others", session="s2", session_id="s2", arrived=1.7e9)
 

@@ -108,7 +108,7 @@ FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from eaglegate.features.capture import files as module
-from eaglegate.features.capture.files import (CaptureFolder, CaptureWriter)
+from eaglegate.features.capture.files import CaptureFolder, CaptureWriter
 from eaglegate.features.capture.limits import CaptureLimits
 module.RETRY_S = 0.0
 line, folder = sys.argv[1].encode(), Path(sys.argv[2])
@@ -141,7 +141,7 @@ def test_a_full_disk_costs_nothing_but_the_capture(tmp_path: Path) -> None:
 KILLED = """
 import os, sys
 from pathlib import Path
-from eaglegate.features.capture.files import (CaptureFolder)
+from eaglegate.features.capture.files import CaptureFolder
 from eaglegate.features.capture.limits import CaptureLimits
 folder = CaptureFolder(Path(sys.argv[2]), CaptureLimits())
 print("ready", flush=True)
