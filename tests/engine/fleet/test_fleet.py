@@ -26,7 +26,7 @@ from eaglegate.engine.steps import read_steps
 from eaglegate.engine.supervision.policy import RecoveryOutcome
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import Constraint, SpeculationInfo
-from tests.engine.fleet.town import PATIENCE, town, until_serving
+from tests.engine.fleet.town import PATIENCE, build_town, until_serving
 from tests.engine.supervision.mortal import ask, collect, following, tokens_of, until
 
 
@@ -47,7 +47,7 @@ def account(got):
         ({"sampling": {"logprobs": 2}}, RecoveryOutcome.RESUMED),
     ],
 )
-async def test_the_stream_is_that_of_one_engine(dies_at, fields, outcome):
+async def test_the_stream_is_that_of_one_engine(town, dies_at, fields, outcome):
     place = await town("ab")
     dead = []
 
@@ -66,7 +66,6 @@ async def test_the_stream_is_that_of_one_engine(dies_at, fields, outcome):
     assert account(got).imbalance == 0
     assert sorted(place.served("r")) == ["a", "b"]
     assert place.notes.outcomes == {outcome if dies_at else RecoveryOutcome.RERUN: 1}
-    await place.fleet.aclose()
 
 
 @settings(max_examples=15)
@@ -76,7 +75,9 @@ def test_streams_survive_whichever_worker_dies_when(seed, workers, streams):
 
     async def run():
         # Chance alone may end many lives in a row before a replay has caught up.
-        place = await town("abcde"[:workers], replace(PATIENCE, continuations=10**6, losses=10**6))
+        place = await build_town(
+            "abcde"[:workers], replace(PATIENCE, continuations=10**6, losses=10**6)
+        )
         for house in place.houses.values():
             isolation = place.fleet.workers[house.name].isolation
             # Two such deaths of one that made no step would rightly make it a suspect.
@@ -104,14 +105,14 @@ def test_streams_survive_whichever_worker_dies_when(seed, workers, streams):
         for request, steps in zip(requests, got, strict=True):
             assert tokens_of(steps) == following(request)
             assert account(steps).imbalance == 0
-        loads = [place.fleet._balancer.load(name) for name in place.fleet.workers]
-        assert [(load.tokens, load.requests) for load in loads] == [(0, 0)] * workers
+        loads = [(status.outstanding, status.running) for status in place.fleet.list_status()]
+        assert loads == [(0, 0)] * workers
         await place.fleet.aclose()
 
     asyncio.run(run())
 
 
-async def test_nobody_is_asked_twice_when_a_worker_cannot_be_reached():
+async def test_nobody_is_asked_twice_when_a_worker_cannot_be_reached(town):
     place = await town("ab", poll_s=60)
     place["a"].die()
     for number in range(8):
@@ -121,10 +122,9 @@ async def test_nobody_is_asked_twice_when_a_worker_cannot_be_reached():
     assert worker.counts.retried > 0
     await until(lambda: not worker.is_serving)
     assert not place.notes.outcomes, "nothing was lost"
-    await place.fleet.aclose()
 
 
-async def test_a_busy_worker_is_passed_over_without_harm():
+async def test_a_busy_worker_is_passed_over_without_harm(town):
     place = await town("ab")
     place["a"].error = lambda request, step: EngineOverloaded("full")
     for number in range(20):
@@ -133,20 +133,18 @@ async def test_a_busy_worker_is_passed_over_without_harm():
     assert place.fleet.workers["a"].counts.retried > 3
     assert place.fleet.workers["a"].is_serving
     assert place.fleet.workers["a"].breaker.num_opened == 0
-    await place.fleet.aclose()
 
 
-async def test_when_all_are_busy_the_client_is_told():
+async def test_when_all_are_busy_the_client_is_told(town):
     place = await town("ab")
     for house in place.houses.values():
         house.error = lambda request, step: EngineOverloaded("full")
     with pytest.raises(EngineOverloaded):
         await collect(place.fleet, ask())
     assert sorted(place.served("r")) == ["a", "b"]
-    await place.fleet.aclose()
 
 
-async def test_a_stream_that_must_go_on_waits_for_a_busy_worker():
+async def test_a_stream_that_must_go_on_waits_for_a_busy_worker(town):
     place = await town("ab")
     first = next(iter(place.houses))
     died = []
@@ -164,10 +162,9 @@ async def test_a_stream_that_must_go_on_waits_for_a_busy_worker():
         house.error, house.doom = error, doom
     assert tokens_of(await collect(place.fleet, ask())) == following(ask())
     assert len(place.served("r")) == 5, first
-    await place.fleet.aclose()
 
 
-async def test_a_rejection_by_two_workers_is_the_clients():
+async def test_a_rejection_by_two_workers_is_the_clients(town):
     place = await town("abc")
     for house in place.houses.values():
         house.error = lambda request, step: RequestRejected("too hot")
@@ -175,10 +172,9 @@ async def test_a_rejection_by_two_workers_is_the_clients():
         await collect(place.fleet, ask())
     assert len(place.served("r")) == 2
     assert all(worker.is_serving for worker in place.fleet.workers.values())
-    await place.fleet.aclose()
 
 
-async def test_failures_of_one_worker_open_its_circuit_and_the_other_serves():
+async def test_failures_of_one_worker_open_its_circuit_and_the_other_serves(town):
     place = await town("ab", poll_s=60, breaker=BreakerSettings(backoff_s=60))
     place["a"].error = lambda request, step: EngineFailed("500")
     for number in range(12):
@@ -187,10 +183,9 @@ async def test_failures_of_one_worker_open_its_circuit_and_the_other_serves():
     worker = place.fleet.workers["a"]
     assert worker.breaker.num_opened == 1
     assert len(place["a"].requests) == 3
-    await place.fleet.aclose()
 
 
-async def test_a_request_that_fails_everywhere_ends_and_opens_nothing():
+async def test_a_request_that_fails_everywhere_ends_and_opens_nothing(town):
     place = await town("abcd")
     for house in place.houses.values():
         house.error = lambda request, step: EngineFailed("bad luck") if request.id == "r" else None
@@ -198,11 +193,10 @@ async def test_a_request_that_fails_everywhere_ends_and_opens_nothing():
         await collect(place.fleet, ask())
     assert len(place.served("r")) == 2
     assert all(worker.is_serving for worker in place.fleet.workers.values())
-    await place.fleet.aclose()
 
 
 @pytest.mark.parametrize("houses", ["a", "ab"])
-async def test_failures_that_a_request_causes_count_against_no_worker(houses):
+async def test_failures_that_a_request_causes_count_against_no_worker(town, houses):
     """A grammar that no engine can match: others keep their workers."""
     place = await town(houses)
     for house in place.houses.values():
@@ -213,20 +207,18 @@ async def test_failures_that_a_request_causes_count_against_no_worker(houses):
     assert all(worker.breaker.num_opened == 0 for worker in place.fleet.workers.values())
     request = ask("good")
     assert tokens_of(await collect(place.fleet, request)) == following(request)
-    await place.fleet.aclose()
 
 
-async def test_a_worker_that_refuses_the_gateway_is_left_though_it_is_the_only_one():
+async def test_a_worker_that_refuses_the_gateway_is_left_though_it_is_the_only_one(town):
     place = await town("a", poll_s=60, breaker=BreakerSettings(backoff_s=60))
     place["a"].error = lambda request, step: WorkerMisconfigured("401")
     for number in range(3):
         with pytest.raises(EngineFailed):
             await collect(place.fleet, ask(f"r{number}"))
     assert place.fleet.workers["a"].breaker.num_opened == 1
-    await place.fleet.aclose()
 
 
-async def test_a_request_that_kills_two_workers_is_refused_and_the_third_lives():
+async def test_a_request_that_kills_two_workers_is_refused_and_the_third_lives(town):
     place = await town("abc")
     for house in place.houses.values():
         house.doom = lambda request, step: request.id == "poison"
@@ -238,10 +230,9 @@ async def test_a_request_that_kills_two_workers_is_refused_and_the_third_lives()
     for request, steps in zip(others, got[1:], strict=True):
         assert tokens_of(steps) == following(request)
     assert [house.up for house in place.houses.values()].count(False) == 2
-    await place.fleet.aclose()
 
 
-async def test_cut_connections_of_living_workers_are_no_crime():
+async def test_cut_connections_of_living_workers_are_no_crime(town):
     place = await town("ab")
     cut = Counter()
 
@@ -253,10 +244,9 @@ async def test_cut_connections_of_living_workers_are_no_crime():
         house.error = error
     assert tokens_of(await collect(place.fleet, ask())) == following(ask())
     assert place.notes.outcomes == {RecoveryOutcome.RERUN: 3}
-    await place.fleet.aclose()
 
 
-async def test_streams_of_a_worker_that_hangs_go_on_elsewhere():
+async def test_streams_of_a_worker_that_hangs_go_on_elsewhere(town):
     place = await town("ab")
     request = ask(tokens=30)
     steps = read_steps(place.fleet.generate, request)
@@ -271,10 +261,9 @@ async def test_streams_of_a_worker_that_hangs_go_on_elsewhere():
     got += [step async for step in steps]
     assert tokens_of(got) == following(request)
     assert place.fleet.workers[hanging.name].breaker.num_opened == 1
-    await place.fleet.aclose()
 
 
-async def test_a_worker_that_answers_but_makes_no_steps_hangs_too():
+async def test_a_worker_that_answers_but_makes_no_steps_hangs_too(town):
     place = await town("ab", timeouts=replace(PATIENCE, stall_s=0.03))
     steps = read_steps(place.fleet.generate, ask(tokens=30))
     for house in place.houses.values():
@@ -284,10 +273,9 @@ async def test_a_worker_that_answers_but_makes_no_steps_hangs_too():
     next(h for h in place.houses.values() if h is not hanging).gate.set()
     got += [step async for step in steps]
     assert tokens_of(got) == following(ask(tokens=30))
-    await place.fleet.aclose()
 
 
-async def test_requests_wait_while_no_worker_serves_and_go_on_with_the_first():
+async def test_requests_wait_while_no_worker_serves_and_go_on_with_the_first(town):
     place = await town("ab")
     for house in place.houses.values():
         house.die()
@@ -295,23 +283,20 @@ async def test_requests_wait_while_no_worker_serves_and_go_on_with_the_first():
     health = await place.fleet.health()
     assert not health.live
     assert health.reason == "None of 2 workers serves."
-    assert "a: connection refused; b: connection refused" in place.fleet._explain_no_worker()
     waiting = asyncio.create_task(collect(place.fleet, ask()))
     place["b"].up = True
     assert tokens_of(await waiting) == following(ask())
     assert (await place.fleet.health()).live
-    await place.fleet.aclose()
 
 
-async def test_requests_wait_so_long_and_no_longer():
+async def test_requests_wait_so_long_and_no_longer(town):
     place = await town("a", timeouts=replace(PATIENCE, wait_s=0.05))
     place["a"].die()
-    with pytest.raises(EngineDead, match="No worker came back in time"):
+    with pytest.raises(EngineDead, match=r"No worker came back in time\. .*a: connection refused"):
         await collect(place.fleet, ask())
-    await place.fleet.aclose()
 
 
-async def test_clients_that_leave_abort_their_request_and_weigh_nothing():
+async def test_clients_that_leave_abort_their_request_and_weigh_nothing(town):
     place = await town("ab")
     for house in place.houses.values():
         house.gate.clear()
@@ -320,11 +305,10 @@ async def test_clients_that_leave_abort_their_request_and_weigh_nothing():
     house = place.house_of("r")
     await steps.aclose()
     assert house.engines[-1].aborted == ["r"]
-    assert place.fleet._balancer.load(house.name).tokens == 0
-    await place.fleet.aclose()
+    assert [status.outstanding for status in place.fleet.list_status()] == [0, 0]
 
 
-async def test_closing_ends_what_waits_and_what_runs():
+async def test_closing_ends_what_waits_and_what_runs(town):
     place = await town("a")
     place["a"].gate.clear()
     running = asyncio.create_task(collect(place.fleet, ask("running")))
@@ -337,7 +321,7 @@ async def test_closing_ends_what_waits_and_what_runs():
         await collect(place.fleet, ask("later"))
 
 
-async def test_status_tells_of_every_worker():
+async def test_status_tells_of_every_worker(town):
     place = await town("ab", count_s=0.0)
     place["a"].counted = Totals(verify_steps=4, proposed=12, accepted=6)
     place["b"].die()
@@ -350,18 +334,19 @@ async def test_status_tells_of_every_worker():
     assert a.counted.acceptance_length == 2.5
     assert (b.name, b.reason, b.openings) == ("b", "connection refused", 1)
     assert b.state in (WorkerState.OPEN, WorkerState.PROBING)
-    await place.fleet.aclose()
 
 
-async def test_a_bound_on_depth_holds_for_requests_to_come():
-    place = await town("a")
-    place.fleet._info = replace(DEFAULT_INFO, speculation=SpeculationInfo("eagle3", 3))
+async def test_a_bound_on_depth_holds_for_requests_to_come(town):
+    place = await town("a", start=False)
+    speculation = SpeculationInfo("eagle3", 3)
+    place["a"].info = replace(DEFAULT_INFO, speculation=speculation)
+    await place.fleet.start()
     assert (await place.fleet.set_depth(2)).bound == 2
     await collect(place.fleet, ask("free"))
     await collect(place.fleet, ask("less", depth=1))
     assert [request.depth for request in place["a"].requests] == [2, 1]
-    fixed = replace(place.fleet._info.speculation, per_request=False)
-    place.fleet._info = replace(DEFAULT_INFO, speculation=fixed)
+    fixed = await town("a", start=False)
+    fixed["a"].info = replace(DEFAULT_INFO, speculation=replace(speculation, per_request=False))
+    await fixed.fleet.start()
     with pytest.raises(ValueError, match="choose their depth"):
-        await place.fleet.set_depth(1)
-    await place.fleet.aclose()
+        await fixed.fleet.set_depth(1)

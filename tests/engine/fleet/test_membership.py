@@ -11,11 +11,11 @@ from eaglegate.engine.errors import EngineStartError
 from eaglegate.engine.fleet.types import WorkerState
 from eaglegate.engine.scripted import DEFAULT_INFO
 from eaglegate.engine.steps import read_steps
-from tests.engine.fleet.town import town, until_serving
+from tests.engine.fleet.town import until_serving
 from tests.engine.supervision.mortal import ask, collect, following, tokens_of, until
 
 
-async def test_a_fleet_starts_with_the_first_worker_that_does():
+async def test_a_fleet_starts_with_the_first_worker_that_does(town):
     place = await town("ab", start=False)
     place["a"].up = False
     info = await place.fleet.start()
@@ -23,20 +23,18 @@ async def test_a_fleet_starts_with_the_first_worker_that_does():
     assert [w.name for w in place.fleet.workers.values() if w.is_serving] == ["b"]
     place["a"].up = True
     await until_serving(place, 2)
-    await place.fleet.aclose()
 
 
-async def test_a_worker_that_joins_takes_requests():
+async def test_a_worker_that_joins_takes_requests(town):
     place = await town("a")
     place.build("b")
     await until_serving(place, 2)
     for number in range(20):
         await collect(place.fleet, ask(f"r{number}", prompt=(number, 2, 3)))
     assert place["b"].requests
-    await place.fleet.aclose()
 
 
-async def test_a_worker_that_leaves_ends_what_it_runs_and_gets_nothing_new():
+async def test_a_worker_that_leaves_ends_what_it_runs_and_gets_nothing_new(town):
     place = await town("ab")
     for house in place.houses.values():
         house.gate.clear()
@@ -59,10 +57,9 @@ async def test_a_worker_that_leaves_ends_what_it_runs_and_gets_nothing_new():
     assert place.served("r") == [leaving.name], "it was not moved"
     await until(lambda: leaving.name not in place.fleet.workers)
     await until(leaving.engines[-1].closed.is_set)
-    await place.fleet.aclose()
 
 
-async def test_a_worker_that_is_named_again_while_it_drains_stays():
+async def test_a_worker_that_is_named_again_while_it_drains_stays(town):
     place = await town("ab")
     place["a"].gate.clear()
     place["b"].gate.clear()
@@ -76,17 +73,15 @@ async def test_a_worker_that_is_named_again_while_it_drains_stays():
     await until(lambda: worker.is_serving)
     assert place.fleet.workers[leaving.name] is worker
     await steps.aclose()
-    await place.fleet.aclose()
 
 
-async def test_a_source_that_cannot_be_read_changes_nothing():
+async def test_a_source_that_cannot_be_read_changes_nothing(town):
     place = await town("ab")
     place.streets.broken = True
     place.streets.names.clear()
     await asyncio.sleep(0.03)
     assert sorted(place.fleet.workers) == ["a", "b"]
     assert all(worker.is_serving for worker in place.fleet.workers.values())
-    await place.fleet.aclose()
 
 
 @pytest.mark.parametrize(
@@ -98,16 +93,15 @@ async def test_a_source_that_cannot_be_read_changes_nothing():
         ({"reports_decode_steps": False}, "its reports_decode_steps is False"),
     ],
 )
-async def test_a_worker_that_serves_something_else_is_not_let_in(other, reason):
+async def test_a_worker_that_serves_something_else_is_not_let_in(town, other, reason):
     place = await town("a")
     place.build("b", info=replace(DEFAULT_INFO, **other))
     await until(lambda: "b" in place.fleet.workers)
     await until(lambda: reason in place.fleet.workers["b"].reason)
     assert not place.fleet.workers["b"].is_serving
-    await place.fleet.aclose()
 
 
-async def test_a_worker_that_comes_back_must_make_a_token_first():
+async def test_a_worker_that_comes_back_must_make_a_token_first(town):
     place = await town("ab")
     place["a"].die()
     await until_serving(place, 1)
@@ -116,10 +110,9 @@ async def test_a_worker_that_comes_back_must_make_a_token_first():
     await until_serving(place, 2)
     probes = [r.id for r in place["a"].engines[-1].requests]
     assert probes == ["eaglegate-probe"]
-    await place.fleet.aclose()
 
 
-async def test_running_requests_finish_behind_an_open_circuit():
+async def test_running_requests_finish_behind_an_open_circuit(town):
     place = await town("a", poll_s=60)
     place["a"].gate.clear()
     steps = read_steps(place.fleet.generate, request := ask(tokens=30))
@@ -129,12 +122,10 @@ async def test_running_requests_finish_behind_an_open_circuit():
     got += [step async for step in steps]
     assert tokens_of(got) == following(request)
     assert place.served("r") == ["a"]
-    await place.fleet.aclose()
 
 
-async def test_a_fleet_without_a_worker_does_not_start_and_says_why():
+async def test_a_fleet_without_a_worker_does_not_start_and_says_why(town):
     place = await town("a", start=False, start_s=0.05)
     place["a"].up = False
     with pytest.raises(EngineStartError, match="a: connection refused"):
         await place.fleet.start()
-    await place.fleet.aclose()

@@ -164,7 +164,7 @@ class Town:
         return [h.name for h in self.houses.values() for r in h.requests if r.id == request]
 
 
-async def town(
+async def build_town(
     names: str = "abc", timeouts: SupervisionTimeouts = PATIENCE, start: bool = True, **rules
 ) -> Town:
     houses = {name: House(name) for name in names}

@@ -214,6 +214,21 @@ def test_an_account_for_the_whole_answer_stays_whole():
     assert continuation.pop_skipped() == []
 
 
+def test_a_resumed_answer_explains_what_its_second_engine_made():
+    """An account at the end of the answer is of the tokens of that engine alone."""
+    continuation, account, decode = Continuation(request()), Account(), DecodeStep(3, 1, 2)
+    continuation.next_request()
+    continuation.take(Step((100,)))
+    continuation.take(Step((101, 102)))
+    assert continuation.next_request().prompt == (1, 2, 3, 100, 101, 102)
+    account.add(continuation.take(Step((103, 104, 105))))
+    end = Step((106, 107), decode=(decode, decode), finish=FinishReason.STOP)
+    account.add(continuation.take(end))
+    totals = account.totals
+    assert (totals.verify_steps, totals.undrafted) == (2, 1)
+    assert (totals.tokens, totals.imbalance) == (5, 0)
+
+
 def test_a_seeded_answer_goes_on_behind_its_tokens():
     continuation = Continuation(request(replace(PLAIN, temperature=1.0, seed=7)))
     continuation.next_request()
@@ -245,8 +260,10 @@ def test_only_requests_determined_by_their_tokens_are_resumed(given, answer):
 
 def test_a_sampled_answer_that_will_be_replayed_gets_a_seed():
     sampled = replace(PENALISED, temperature=1.0)
-    seeds = {Continuation(request(sampled)).next_request().sampling.seed for _ in range(8)}
-    assert len(seeds) > 1
+    answers = [Continuation(request(sampled)) for _ in range(8)]
+    seeds = [answer.next_request().sampling.seed for answer in answers]
+    assert seeds == [answer.next_request().sampling.seed for answer in answers]
+    assert len(set(seeds)) > 1
     assert None not in seeds
     assert Continuation(request(replace(sampled, seed=3))).next_request().sampling.seed == 3
     assert (

@@ -12,14 +12,22 @@ from eaglegate.engine.base import SupportsPlanning
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.supervision.resilient import AppliedDepth
 from eaglegate.engine.types import Sampling
-from tests.engine.supervision.mortal import FAST, Cradle, Mortal, ask, supervised, until
+from tests.engine.supervision.mortal import (
+    FAST,
+    Cradle,
+    Mortal,
+    ask,
+    collect,
+    following,
+    tokens_of,
+    until,
+)
 from tests.engine.supervision.test_supervisor import CONSTRAINT
 
 
-async def test_a_bound_is_taken_at_once_whether_the_engine_is_there_or_away():
+async def test_a_bound_is_taken_at_once_whether_the_engine_is_there_or_away(supervise):
     cradle = Cradle(depth=3)
-    engine, _ = supervised(cradle)
-    await engine.start()
+    engine, _ = await supervise(cradle)
     assert await engine.set_depth(2) == AppliedDepth(2)
     cradle.start_hangs = {1}
     cradle.lives[0].kill()
@@ -27,11 +35,10 @@ async def test_a_bound_is_taken_at_once_whether_the_engine_is_there_or_away():
     async with asyncio.timeout(1):
         assert await engine.set_depth(1) == AppliedDepth(1, pending=True)
     cradle.lives[1].hangs.set()
-    await until(lambda: (life := engine._live_session) and life.engine.bounds == [1])
-    await engine.aclose()
+    await until(lambda: cradle.lives[1].bounds == [1])
 
 
-async def test_a_bound_that_an_engine_refuses_ends_no_later_engine():
+async def test_a_bound_that_an_engine_refuses_ends_no_later_engine(supervise):
     """The refusing engine is already lost, or serving, when the bound comes: its scheduler has
     none."""
     cradle = Cradle(depth=3)
@@ -47,30 +54,25 @@ async def test_a_bound_that_an_engine_refuses_ends_no_later_engine():
         return life
 
     cradle.make = make
-    engine, _ = supervised(cradle)
-    await engine.start()
+    engine, _ = await supervise(cradle)
     with pytest.raises(ValueError, match="another scheduler"):
         await engine.set_depth(2)
-    assert engine._depth is None
     cradle.start_hangs = {1}
     cradle.lives[0].kill()
     await until(lambda: len(cradle.lives) == 2)
     assert (await engine.set_depth(1)).pending
     cradle.lives[1].hangs.set()
-    await until(lambda: engine._live_session)
-    await engine.aclose()
+    assert tokens_of(await collect(engine, ask())) == following(ask())
 
 
-async def test_a_held_planner_is_held_in_the_next_engine():
+async def test_a_held_planner_is_held_in_the_next_engine(supervise):
     cradle = Cradle(depth=3)
     planner = HeldPlanner(cradle)
-    engine, _ = supervised(cradle)
-    await engine.start()
+    engine, _ = await supervise(cradle)
     assert await engine.freeze_planning(2)
     assert (await engine.describe_planning(5))["recent"] == 5
     cradle.lives[0].kill()
     await until(lambda: planner.held == [(0, 2), (1, 2)])
-    await engine.aclose()
 
 
 @pytest.mark.parametrize(
@@ -81,21 +83,18 @@ async def test_a_held_planner_is_held_in_the_next_engine():
         {"sampling": Sampling(max_tokens=12, temperature=1.0)},
     ],
 )
-async def test_a_sampled_request_leaves_its_depth_to_every_engine(fields):
+async def test_a_sampled_request_leaves_its_depth_to_every_engine(supervise, fields):
     """A seed's text is the same at every depth, so the planner is free."""
     cradle = Cradle(doom=lambda life, _, step: life == 0 and step == 2, depth=3)
-    engine, _ = supervised(cradle)
-    await engine.start()
+    engine, _ = await supervise(cradle)
     async for _ in read_steps(engine.generate, structs.replace(ask(), **fields)):
         pass
     assert [life.requests[0].depth for life in cradle.lives] == [None, None]
-    await engine.aclose()
 
 
-async def test_a_bound_that_comes_while_a_new_engine_takes_another_counts():
+async def test_a_bound_that_comes_while_a_new_engine_takes_another_counts(supervise):
     cradle = Cradle(depth=3)
-    engine, notes = supervised(cradle)
-    await engine.start()
+    engine, notes = await supervise(cradle)
     await engine.set_depth(2)
     real = cradle.make
 
@@ -115,19 +114,16 @@ async def test_a_bound_that_comes_while_a_new_engine_takes_another_counts():
     cradle.lives[0].kill()
     await until(lambda: notes.back)
     assert cradle.lives[1].bounds == [2, 1]
-    await engine.aclose()
 
 
-async def test_a_bound_does_not_wait_for_an_engine_that_hangs(monkeypatch):
+async def test_a_bound_does_not_wait_for_an_engine_that_hangs(supervise, monkeypatch):
     monkeypatch.setattr("eaglegate.engine.supervision.supervisor.BOUND_S", 0.01)
     cradle = Cradle(depth=3)
-    engine, _ = supervised(cradle, replace(FAST, hang_s=60))
-    await engine.start()
+    engine, _ = await supervise(cradle, replace(FAST, hang_s=60))
     cradle.lives[0].frozen.set()
     tasks = len(asyncio.all_tasks())
     assert await engine.set_depth(1) == AppliedDepth(1, pending=True)
     assert len(asyncio.all_tasks()) == tasks
-    await engine.aclose()
 
 
 class HeldPlanner:
@@ -163,34 +159,30 @@ class Planning(Mortal, SupportsPlanning):
         return {"mode": "auto", "life": self.number, "frozen": None, "recent": recent}
 
 
-async def test_a_planner_is_held_while_the_engine_is_away():
+async def test_a_planner_is_held_while_the_engine_is_away(supervise):
     """The last command counts: a planner that is let go before the next engine serves is not
     held."""
     cradle = Cradle(depth=3, start_hangs={1, 2})
     planner = HeldPlanner(cradle)
-    engine, _ = supervised(cradle)
-    await engine.start()
+    engine, _ = await supervise(cradle)
     cradle.lives[0].kill()
     await until(lambda: len(cradle.lives) == 2)
     assert await engine.freeze_planning(2)
     cradle.lives[1].hangs.set()
-    await until(lambda: engine._live_session)
-    assert planner.held == [(1, 2)]
+    await until(lambda: planner.held == [(1, 2)])
     cradle.lives[1].kill()
     await until(lambda: len(cradle.lives) == 3)
     assert await engine.freeze_planning(None)
     cradle.lives[2].hangs.set()
-    await until(lambda: engine._live_session)
+    await collect(engine, ask())
     assert planner.held == [(1, 2)]
-    await engine.aclose()
 
 
-async def test_the_last_planner_answer_is_shown_while_the_engine_is_silent(monkeypatch):
+async def test_the_last_planner_answer_is_shown_while_the_engine_is_silent(supervise, monkeypatch):
     monkeypatch.setattr("eaglegate.engine.supervision.supervisor.BOUND_S", 0.01)
     cradle = Cradle(depth=3, start_hangs={1})
     planner = HeldPlanner(cradle)
-    engine, _ = supervised(cradle)
-    await engine.start()
+    engine, _ = await supervise(cradle)
     assert "stale" not in await engine.describe_planning()
     planner.answers.clear()
     assert await engine.freeze_planning(1)
@@ -202,4 +194,3 @@ async def test_the_last_planner_answer_is_shown_while_the_engine_is_silent(monke
     shown = await engine.describe_planning()
     assert "being restarted" in shown["stale"]
     assert (shown["life"], shown["frozen"]) == (0, 1)
-    await engine.aclose()

@@ -14,7 +14,6 @@ from tests.engine.supervision.mortal import (
     ask,
     collect,
     following,
-    supervised,
     tokens_of,
     until,
 )
@@ -64,33 +63,30 @@ def drafts_kill(cradle: Cradle, most: int, step: int = 0):
 
 
 @pytest.mark.parametrize("step", [0, 2])
-async def test_two_engines_killed_by_drafts_are_the_last(step: int):
+async def test_two_engines_killed_by_drafts_are_the_last(supervise, step: int):
     """Other requests of those engines go on, and count no further death."""
     cradle = Cradle(depth=DEPTH)
     drafts_kill(cradle, 2, step)
-    engine, notes = supervised(cradle)
-    await engine.start()
+    engine, notes = await supervise(cradle)
     for turn in range(3):
         asked = [ask(f"{name}{turn}", tokens=30) for name in ("a", "killer", "b")]
         got = await asyncio.gather(*(collect(engine, request) for request in asked))
         assert [tokens_of(steps) for steps in got] == [following(request) for request in asked]
-        await until(lambda: not engine._bounding or engine._bounding.done())
+        await until(lambda: not engine.draft_holds or cradle.lives[-1].bounds)
     assert len(notes.lost) == 2
     assert notes.draft_deaths == [("eagle3", DEPTH)] * 2
     assert notes.held == [(DEPTH, True)]
     assert cradle.lives[-1].bounds == [2]
     assert [hold.bound for hold in engine.draft_holds] == [2]
-    await engine.aclose()
 
 
-async def test_a_release_gives_the_depth_back_and_an_operators_bound_stays():
+async def test_a_release_gives_the_depth_back_and_an_operators_bound_stays(supervise):
     cradle = Cradle(depth=DEPTH)
     drafts_kill(cradle, 2)
-    engine, notes = supervised(cradle)
-    await engine.start()
+    engine, notes = await supervise(cradle)
     for turn in range(2):
         await collect(engine, ask(f"killer{turn}"))
-    await until(lambda: engine._bounding and engine._bounding.done())
+    await until(lambda: cradle.lives[-1].bounds == [2])
     assert await engine.set_depth(4) == AppliedDepth(2)
     cradle.lives[-1].kill()
     await until(lambda: notes.back == 3)
@@ -99,17 +95,14 @@ async def test_a_release_gives_the_depth_back_and_an_operators_bound_stays():
     await until(lambda: cradle.lives[-1].bounds == [2, 4])
     assert notes.held == [(DEPTH, True), (DEPTH, False)]
     assert engine.release_drafts() == ()
-    await engine.aclose()
 
 
-async def test_a_request_that_kills_without_drafts_blames_none():
+async def test_a_request_that_kills_without_drafts_blames_none(supervise):
     cradle = Cradle(doom=lambda life, request, step: request.id == "poison", depth=DEPTH)
-    engine, notes = supervised(cradle)
-    await engine.start()
+    engine, notes = await supervise(cradle)
     with pytest.raises(RequestQuarantined):
         await collect(engine, ask("poison"))
     assert notes.draft_deaths == []
-    await engine.aclose()
 
 
 def kills(at: int, *names: str):
@@ -117,11 +110,10 @@ def kills(at: int, *names: str):
     return lambda life, request, step: request.id.rstrip("0123456789") in names and step == at
 
 
-async def test_bystanders_of_a_request_that_kills_without_drafts_blame_none():
+async def test_bystanders_of_a_request_that_kills_without_drafts_blame_none(supervise):
     """Two have made no step when the engines die, one has made many."""
     cradle = Cradle(doom=kills(0, "poison"), depth=DEPTH)
-    engine, notes = supervised(cradle)
-    await engine.start()
+    engine, notes = await supervise(cradle)
     long = asyncio.create_task(collect(engine, ask("long", tokens=400)))
     for turn in range(3):
         await asyncio.sleep(0)
@@ -135,7 +127,6 @@ async def test_bystanders_of_a_request_that_kills_without_drafts_blame_none():
     assert len(notes.lost) >= 6
     assert notes.draft_deaths == []
     assert engine.draft_holds == ()
-    await engine.aclose()
 
 
 @pytest.mark.parametrize("guilty", [True, False])
@@ -154,44 +145,38 @@ async def test_drafts_are_blamed_once_every_suspect_has_run_again(guilty: bool):
     assert blamed == ([] if guilty else ["first"])
 
 
-async def test_a_suspect_that_leaves_does_not_shield_the_drafts():
+async def test_a_suspect_that_leaves_does_not_shield_the_drafts(supervise):
     cradle = Cradle(doom=lambda life, request, step: life == 0 and step == 2, depth=DEPTH)
-    engine, notes = supervised(cradle)
-    await engine.start()
+    engine, notes = await supervise(cradle)
     cradle.lives[0].frozen.set()
     asked = [asyncio.create_task(collect(engine, ask(name))) for name in ("a", "b")]
-    await until(lambda: engine._session.stall_detector.num_running == 2)
+    await until(lambda: len(cradle.lives[0].running) == 2)
     cradle.lives[0].kill()
     await until(lambda: notes.lost)
     asked[1].cancel()
     assert tokens_of(await asked[0]) == following(ask())
     assert notes.draft_deaths == [("eagle3", DEPTH)]
-    await engine.aclose()
 
 
-async def test_an_engine_that_an_operator_kills_blames_no_draft():
+async def test_an_engine_that_an_operator_kills_blames_no_draft(supervise):
     cradle = Cradle(
         doom=lambda life, request, step: life < 3 and step == 0, depth=DEPTH, killed=True
     )
-    engine, notes = supervised(cradle)
-    await engine.start()
+    engine, notes = await supervise(cradle)
     await collect(engine, ask())
     assert len(notes.lost) == 3
     assert notes.draft_deaths == []
-    await engine.aclose()
 
 
-async def test_an_engine_that_drafts_for_every_request_proves_nothing():
+async def test_an_engine_that_drafts_for_every_request_proves_nothing(supervise):
     """A request that asked it for no drafts ran with them."""
     cradle = Cradle(
         doom=lambda life, request, step: life < 2 and request.depth != 0,
         depth=DEPTH,
         per_request=False,
     )
-    engine, notes = supervised(cradle)
-    await engine.start()
+    engine, notes = await supervise(cradle)
     for name in ("a", "b", "c"):
         await collect(engine, ask(name))
     assert len(notes.lost) == 2
     assert notes.draft_deaths == []
-    await engine.aclose()

@@ -24,7 +24,6 @@ from tests.engine.supervision.mortal import (
     ask,
     collect,
     following,
-    supervised,
     tokens_of,
 )
 
@@ -58,59 +57,43 @@ def cradle_of(kind: type[Mortal]) -> Cradle:
     return cradle
 
 
-async def test_an_answer_ends_once_and_is_not_submitted_again():
+async def test_an_answer_ends_once_and_is_not_submitted_again(supervise):
     cradle = cradle_of(Brief)
-    engine, _ = supervised(cradle)
-    await engine.start()
+    engine, _ = await supervise(cradle)
     for _ in range(2):
         got = await collect(engine, ask())
         assert [step.finish for step in got[:-1]] == [None] * (len(got) - 1)
         assert got[-1].finish is FinishReason.STOP
         assert len(tokens_of(got)) == 3
     assert len(cradle.lives[0].requests) == 2
-    await engine.aclose()
 
 
-async def test_an_answer_of_full_length_ends_once():
-    engine, _ = supervised(Cradle())
-    await engine.start()
-    got = await collect(engine, ask())
-    assert [step.finish for step in got if step.finish is not None] == [FinishReason.LENGTH]
-    await engine.aclose()
-
-
-async def test_when_only_the_end_was_lost_no_engine_runs_it_again():
+async def test_when_only_the_end_was_lost_no_engine_runs_it_again(supervise):
     cradle = cradle_of(Silent)
-    engine, _ = supervised(cradle)
-    await engine.start()
+    engine, _ = await supervise(cradle)
     got = await collect(engine, ask())
     assert tokens_of(got) == following(ask())
     assert got[-1] == Step((), finish=FinishReason.LENGTH)
     assert not any(life.requests for life in cradle.lives[1:])
-    await engine.aclose()
 
 
 @pytest.mark.parametrize("made", [1, 2])
-async def test_a_step_takes_the_blame_for_earlier_crashes_away(made):
+async def test_a_step_takes_the_blame_for_earlier_crashes_away(supervise, made):
     """A request crashes before a step, then makes some; its next crash before a step is a first
     one."""
     first_steps = {0: 0, 1: made, 2: 0}
     cradle = Cradle(doom=lambda life, _, step: first_steps.get(life) == step)
-    engine, _ = supervised(cradle)
-    await engine.start()
+    engine, _ = await supervise(cradle)
     assert tokens_of(await collect(engine, ask())) == following(ask())
-    await engine.aclose()
 
 
-async def test_a_request_that_crashes_two_engines_alone_is_named_and_counted(caplog):
+async def test_a_request_that_crashes_two_engines_alone_is_named_and_counted(supervise, caplog):
     cradle = Cradle(doom=lambda life, request, step: request.id == "poison")
-    engine, notes = supervised(cradle)
-    await engine.start()
+    engine, notes = await supervise(cradle)
     with pytest.raises(RequestQuarantined, match="died 2 times in a row while it ran request pois"):
         await collect(engine, ask("poison"))
     assert notes.outcomes == {RecoveryOutcome.RERUN: 1, RecoveryOutcome.QUARANTINED: 1}
     assert "request poison crashes engines" in caplog.text
-    await engine.aclose()
 
 
 class Place:

@@ -22,18 +22,8 @@ from tests.engine.supervision.mortal import (
 )
 
 
-async def test_an_idle_engine_that_dies_is_replaced():
-    engine, notes = supervised(cradle := Cradle())
-    await engine.start()
-    cradle.lives[0].kill()
-    await until(lambda: notes.back)
-    assert (await engine.health()).live
-    await engine.aclose()
-
-
-async def test_an_engine_that_hangs_is_replaced_and_its_requests_go_on():
-    engine, notes = supervised(cradle := Cradle())
-    await engine.start()
+async def test_an_engine_that_hangs_is_replaced_and_its_requests_go_on(supervise):
+    engine, notes = await supervise(cradle := Cradle())
     request = ask(tokens=30)
     steps = read_steps(engine.generate, request)
     got = [await anext(steps)]
@@ -43,24 +33,20 @@ async def test_an_engine_that_hangs_is_replaced_and_its_requests_go_on():
     got += [step async for step in steps]
     assert tokens_of(got) == following(request)
     assert notes.lost == [LossCause.HUNG]
-    await engine.aclose()
 
 
-async def test_an_engine_that_answers_but_makes_no_steps_has_hung():
+async def test_an_engine_that_answers_but_makes_no_steps_has_hung(supervise):
     from eaglegate.engine.scripted import Pause
 
-    engine, notes = supervised(cradle := Cradle(), replace(FAST, stall_s=0.03))
-    await engine.start()
+    engine, notes = await supervise(cradle := Cradle(), replace(FAST, stall_s=0.03))
     cradle.lives[0].script = [Pause(0.2), *cradle.lives[0].play(ask())]
     assert tokens_of(await collect(engine, ask())) == following(ask())
     assert notes.lost == [LossCause.HUNG]
-    await engine.aclose()
 
 
-async def test_a_crash_loop_ends_and_says_why():
+async def test_a_crash_loop_ends_and_says_why(supervise):
     cradle = Cradle(start_fails={1, 2, 3, 4, 5})
-    engine, notes = supervised(cradle, replace(FAST, max_failures=3))
-    await engine.start()
+    engine, notes = await supervise(cradle, replace(FAST, max_failures=3))
     cradle.lives[0].kill()
     with pytest.raises(EngineDead, match=r"lost 4 times in a row.*no memory left"):
         await collect(engine, ask())
@@ -69,13 +55,11 @@ async def test_a_crash_loop_ends_and_says_why():
     health = await engine.health()
     assert not health.live
     assert "no memory left" in health.reason
-    await engine.aclose()
 
 
-async def test_a_start_that_never_ends_is_a_failed_one():
+async def test_a_start_that_never_ends_is_a_failed_one(supervise):
     cradle = Cradle(start_hangs={1})
-    engine, notes = supervised(cradle, replace(FAST, start_s=0.01))
-    await engine.start()
+    engine, notes = await supervise(cradle, replace(FAST, start_s=0.01))
     cradle.lives[0].kill()
     assert tokens_of(await collect(engine, ask())) == following(ask())
     assert notes.lost == [LossCause.DIED, LossCause.START]
@@ -86,21 +70,18 @@ async def test_a_start_that_never_ends_is_a_failed_one():
         await engine.start()
 
 
-async def test_a_long_life_wipes_out_earlier_failures():
+async def test_a_long_life_wipes_out_earlier_failures(supervise):
     cradle = Cradle()
-    engine, notes = supervised(cradle, replace(FAST, max_failures=2, stable_s=0.0))
-    await engine.start()
+    engine, notes = await supervise(cradle, replace(FAST, max_failures=2, stable_s=0.0))
     for deaths in range(5):
         cradle.lives[-1].kill()
         await until(lambda n=deaths: notes.back > n)
     assert (await engine.health()).live
-    await engine.aclose()
 
 
-async def test_health_tells_of_a_restart():
+async def test_health_tells_of_a_restart(supervise):
     cradle = Cradle()
-    engine, _ = supervised(cradle)
-    await engine.start()
+    engine, _ = await supervise(cradle)
     gate = asyncio.Event()
     real = cradle.make
 
@@ -122,31 +103,26 @@ async def test_health_tells_of_a_restart():
     assert "being restarted (died: killed)" in (await engine.health()).reason
     gate.set()
     assert tokens_of(await collect(engine, ask())) == following(ask())
-    await engine.aclose()
 
 
-async def test_a_consumer_that_leaves_aborts_the_engine_request():
-    engine, _ = supervised(cradle := Cradle())
-    await engine.start()
+async def test_a_consumer_that_leaves_aborts_the_engine_request(supervise):
+    engine, _ = await supervise(cradle := Cradle())
     steps = read_steps(engine.generate, ask(tokens=100))
     await anext(steps)
     await steps.aclose()
     assert cradle.lives[0].aborted == ["r"]
     assert not cradle.lives[0].running
-    await engine.aclose()
 
 
-async def test_after_closing_there_is_nothing_to_wait_for():
-    engine, _ = supervised(Cradle())
-    await engine.start()
+async def test_after_closing_there_is_nothing_to_wait_for(supervise):
+    engine, _ = await supervise(Cradle())
     await engine.aclose()
     with pytest.raises(EngineDead, match="closed"):
         await collect(engine, ask())
 
 
-async def test_an_engine_whose_end_cannot_be_examined_is_replaced():
-    engine, notes = supervised(cradle := Cradle())
-    await engine.start()
+async def test_an_engine_whose_end_cannot_be_examined_is_replaced(supervise):
+    engine, notes = await supervise(cradle := Cradle())
 
     async def fail():
         raise OSError("no file left")
@@ -156,15 +132,13 @@ async def test_an_engine_whose_end_cannot_be_examined_is_replaced():
     assert tokens_of(await collect(engine, ask())) == following(ask())
     assert notes.back == 1
     assert [loss.reason for loss in engine.losses] == ["killed"]
-    await engine.aclose()
 
 
 @pytest.mark.parametrize("where", ["start", "set_depth"])
-async def test_closing_during_a_restart_leaves_no_engine(where):
+async def test_closing_during_a_restart_leaves_no_engine(supervise, where):
     """No engine is left that is starting, or has started and does not serve yet."""
     cradle = Cradle(depth=3, start_hangs={1} if where == "start" else set())
-    engine, _ = supervised(cradle)
-    await engine.start()
+    engine, _ = await supervise(cradle)
     await engine.set_depth(2)
     reached, real = asyncio.Event(), engine.make
 

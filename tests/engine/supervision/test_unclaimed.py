@@ -19,16 +19,14 @@ class Counting(Mortal, SupportsUnclaimed):
         return LOST
 
 
-async def test_steps_of_a_replay_that_were_delivered_before_are_unclaimed():
+async def test_steps_of_a_replay_that_were_delivered_before_are_unclaimed(supervise):
     cradle = Cradle(doom=lambda life, _, step: life == 0 and step == 3)
-    engine, _ = supervised(cradle)
-    await engine.start()
+    engine, _ = await supervise(cradle)
     got = await collect(engine, ask(constraint=Constraint("json_object")))
     before = [step for at, step in enumerate(got) if at < 3]
     delivered = sum_steps((d for step in before for d in step.decode), requests=0)
     assert delivered.verify_steps == 2
     assert engine.unclaimed == delivered
-    await engine.aclose()
 
 
 async def test_unclaimed_totals_outlive_their_engines():
