@@ -146,7 +146,6 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "engine/supervision/continuation.py": (
         "tests/engine/supervision/test_continuation.py",
-        "tests/engine/supervision/test_late_accounts.py",
         "tests/engine/supervision/test_supervisor.py",
         "tests/engine/supervision/test_blame.py",
         "tests/engine/supervision/test_depth_bound.py",
