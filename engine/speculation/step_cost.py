@@ -326,7 +326,9 @@ class StepCostModel:
             "milliseconds": {
                 name: round(weight * unit * 1e3, 4)
                 for name, weight in zip(StepTerms._fields, self._weights, strict=False)
-            },
+            }
+            if self.is_known
+            else None,
             "table": self.tabulate(),
         }
 

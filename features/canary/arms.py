@@ -181,7 +181,8 @@ def find_collapse(arms: ArmsNow, limits: CollapseLimits) -> str:
                 f"{failure_rate:.0%} of the candidate's requests fail, "
                 f"{control_rate:.0%} of the control's"
             )
-    if min(candidate.timed, control.timed) >= limits.requests:
+    # An answer that came in one joined step has a TPOT of 0.
+    if min(candidate.timed, control.timed) >= limits.requests and control.token_s:
         ratio = candidate.token_s / control.token_s
         if ratio > limits.slower:
             return f"an output token takes {ratio:.1f} times as long as the control's"

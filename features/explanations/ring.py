@@ -31,7 +31,7 @@ from eaglegate.observability.windows import PHASE, name_slices
 RECENT, SLOWEST, WORST, FAILED = 256, 32, 32, 64
 """Number of requests kept of each kind."""
 KEPT_S = 3600.0
-"""Seconds after which any other request may replace a slow or badly accepted one."""
+"""Seconds for which a slow or badly accepted request is kept."""
 ENOUGH_STEPS = 20
 """Verify steps that a request needs to be listed among the worst accepted."""
 MOST_RUNS = 256
@@ -182,16 +182,20 @@ class _Extremes:
     heap: list[tuple[float, int, ExplainedRequest]] = field(default_factory=list)
 
     def add(self, score: float, serial: int, entry: ExplainedRequest) -> None:
-        if self.heap and self.heap[0][2].at < entry.at - KEPT_S:
-            self.heap = [row for row in self.heap if row[2].at >= entry.at - KEPT_S]
-            heapq.heapify(self.heap)
+        self._forget(entry.at - KEPT_S)
         if len(self.heap) < self.limit:
             heapq.heappush(self.heap, (score, serial, entry))
         elif score > self.heap[0][0]:
             heapq.heapreplace(self.heap, (score, serial, entry))
 
-    def list(self) -> list[ExplainedRequest]:
+    def list(self, now: float) -> list[ExplainedRequest]:
+        self._forget(now - KEPT_S)
         return [entry for _, _, entry in sorted(self.heap, key=lambda row: -row[0])]
+
+    def _forget(self, start: float) -> None:
+        """Forget the entries before ``start``."""
+        self.heap = [row for row in self.heap if row[2].at > start]
+        heapq.heapify(self.heap)
 
 
 class ExplanationRing:
@@ -227,7 +231,7 @@ class ExplanationRing:
 
     def add_audit(self, audit: AnswerAudited) -> None:
         """Add an audit's result to its request, if that is still kept."""
-        for entry in reversed(self._recent):
+        for entry in self._list_entries():
             if isinstance(entry, ExplainedRequest) and (
                 audit.sequence in entry.record.facts.sequences
             ):
@@ -261,24 +265,24 @@ class ExplanationRing:
     def find(self, name: str) -> list[Entry]:
         """Return the request whose answer has this id. Without one, return the requests with this
         ``x-request-id``, newest first: clients choose it, and may choose another client's."""
-        entries = (
-            *reversed(self._recent),
-            *reversed(self._failed),
-            *self._slowest.list(),
-            *self._worst.list(),
-        )
+        entries = self._list_entries()
         for entry in entries:
             if isinstance(entry, ExplainedRequest) and entry.id == name:
                 return [entry]
         return [*{id(entry): entry for entry in entries if entry.request_id == name}.values()]
+
+    def _list_entries(self) -> list[Entry]:
+        now = self._clock()
+        kept = self._slowest.list(now), self._worst.list(now)
+        return [*reversed(self._recent), *reversed(self._failed), *chain(*kept)]
 
     def list(self, limit: int = 50, kind: str = "", name: str = "") -> Row:
         """Return one line per request, newest or most extreme first. If ``kind`` is given, only the
         slice ``name`` of that kind."""
         lists: dict[str, Sequence[Entry]] = {
             "recent": [*reversed(self._recent)],
-            "slowest": self._slowest.list(),
-            "worst_accepted": self._worst.list(),
+            "slowest": self._slowest.list(self._clock()),
+            "worst_accepted": self._worst.list(self._clock()),
             "failed": [*reversed(self._failed)],
         }
         return {

@@ -463,3 +463,10 @@ def make_arms(failed: dict[str, int]) -> ArmsNow:
 def test_a_collapse_shows_without_any_one_key(failed: dict[str, int], collapses: bool) -> None:
     with pytest.raises(Collapsed) if collapses else nullcontext():
         check_collapse(make_arms(failed), CollapseLimits())
+
+
+@pytest.mark.parametrize("control_s", [0.0, 0.01])
+def test_a_control_without_times_says_nothing_of_the_candidates(control_s: float) -> None:
+    candidate, control = (ArmSums(20, 0, 20, 400, seconds) for seconds in (4.0, control_s))
+    with pytest.raises(Collapsed) if control_s else nullcontext():
+        check_collapse(ArmsNow(candidate, control), CollapseLimits())

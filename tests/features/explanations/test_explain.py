@@ -14,6 +14,7 @@ from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 from eaglegate.engine.events import Ending, Finish, RequestFacts, RequestTimes, Usage
+from eaglegate.engine.speculation.planner import DepthPlanner
 from eaglegate.engine.types import DecodeStep, DepthReason, Drafter, Step, UndraftedReason
 from eaglegate.features.explanations import ring as explain
 from eaglegate.features.explanations.command import format_explanation, format_lists
@@ -129,6 +130,8 @@ def test_an_audit_is_shown_with_its_request() -> None:
     assert isinstance(entry, explain.ExplainedRequest)
     (sequence,) = entry.record.facts.sequences
     result = {"outcome": "near_tie", "detail": "margin 0.004"}
+    for _ in range(explain.RECENT):  # it is the first of the slowest ones now
+        traffic.answer([(0.1, Step((1,), finish=FinishReason.STOP))])
     for name in (sequence, "forgotten"):
         traffic.telemetry.facts.publish(AnswerAudited(name, "near_tie", result))
     shown = explain.explain(entry, {})
@@ -240,6 +243,11 @@ def test_decoding_is_split_by_the_planner_s_costs(traffic: Traffic) -> None:
     assert traffic.explain(row["id"])["decode"] is None
 
 
+def test_decoding_is_not_split_before_a_step_is_known(traffic: Traffic) -> None:
+    row = traffic.explain(traffic.answer(STEPS), DepthPlanner(3).describe())
+    assert row["decode"] is None
+
+
 def test_a_step_with_a_lookup_has_one_pass_of_the_draft(traffic: Traffic) -> None:
     """A lookup of 8: 13 to verify, of which 3.5 for the seven rejected tokens, and 2 to draft."""
     lookup = Step((1, 1), (DecodeStep(8, 1, 2, drafter=Drafter.LOOKUP),))
@@ -276,9 +284,13 @@ def test_the_ring_is_bounded_and_keeps_the_extremes(traffic: Traffic) -> None:
 
 def test_a_slow_request_of_yesterday_gives_way(traffic: Traffic) -> None:
     traffic.answer([(99.0, STEPS[0][1])])
-    traffic.now += explain.KEPT_S + 1
+    traffic.now += explain.KEPT_S / 2
     fresh = traffic.answer(STEPS)
+    traffic.now += explain.KEPT_S / 2
     assert [row["id"] for row in traffic.ring.list()["slowest"]] == [fresh]
+    traffic.now += explain.KEPT_S
+    assert traffic.ring.list()["slowest"] == []
+    assert traffic.ring.list()["recent"]
 
 
 def test_steps_beyond_the_kept_ones_are_counted(
