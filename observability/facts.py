@@ -6,7 +6,9 @@ the day's history, features. Steps and events are too frequent for that; they ar
 
 from __future__ import annotations
 
-from collections import defaultdict
+import logging
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,15 +23,25 @@ if TYPE_CHECKING:
     from eaglegate.observability.middleware import HttpExchange
     from eaglegate.observability.observation import RequestObservation, RequestRecord
 
+log = logging.getLogger(__name__)
+
 Fact = TypeVar("Fact", bound=Struct)
+LOG_EVERY_S = 60.0
+"""Seconds between two log lines about the errors of one subscriber."""
 
 
 class FactBus:
-    """Passes facts to subscribers, on the event loop, in the order of their subscriptions."""
+    """Passes facts to subscribers, on the event loop, in the order of their subscriptions.
+
+    Whoever publishes serves a request or an engine, so an error of a subscriber does not reach it.
+    """
 
     def __init__(self) -> None:
         self._subscribers: defaultdict[type[Struct], list[Callable[[Any], None]]]
         self._subscribers = defaultdict(list)
+        self.failures: Counter[str] = Counter()
+        """Facts that a subscriber failed to receive, by its name."""
+        self._logged_at: dict[str, float] = {}
 
     def subscribe(self, kind: type[Fact], receive: Callable[[Fact], None]) -> Callable[[], None]:
         """Call ``receive`` with every fact of this class; return a function that ends it."""
@@ -39,7 +51,20 @@ class FactBus:
 
     def publish(self, fact: Struct) -> None:
         for receive in tuple(self._subscribers.get(type(fact), ())):
-            receive(fact)
+            try:
+                receive(fact)
+            except Exception:
+                self._note_failure(receive)
+
+    def _note_failure(self, receive: Callable[[Any], None]) -> None:
+        name = f"{receive.__module__}.{getattr(receive, '__qualname__', type(receive).__name__)}"
+        self.failures[name] += 1
+        now = time.monotonic()
+        if now >= self._logged_at.get(name, now - LOG_EVERY_S) + LOG_EVERY_S:
+            self._logged_at[name] = now
+            log.exception(
+                "%s failed to receive a fact, for the %d. time", name, self.failures[name]
+            )
 
 
 class RequestRefused(Struct, frozen=True):

@@ -257,6 +257,12 @@ class Process(MetricGroup):
     def declare(self) -> None:
         for name, help_ in HELP.items():
             self._add(name, help_)
+        self.computed_metric(
+            "fact_failures_total",
+            "Facts that a part of the gateway failed to receive; requests go on",
+            ("subscriber",),
+            lambda: [((name,), count) for name, count in self.scope.facts.failures.items()],
+        )
 
     def _add(self, name: str, help_: str) -> None:
         def read() -> Iterator[tuple[tuple[()], float]]:

@@ -1,0 +1,33 @@
+"""An error of a subscriber harms nobody else, and shows."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from eaglegate.observability.facts import StorageFailed
+from eaglegate.observability.labels import TelemetrySettings
+from eaglegate.observability.metrics import GROUPS
+from eaglegate.observability.pages import render_metrics
+from eaglegate.observability.telemetry import Telemetry
+
+
+def fail(_: StorageFailed) -> None:
+    raise ValueError
+
+
+def test_a_subscriber_that_raises_is_counted_and_others_receive(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    telemetry = Telemetry(GROUPS, TelemetrySettings(models=("m",)))
+    received: list[StorageFailed] = []
+    for receive in (fail, received.append):
+        telemetry.facts.subscribe(StorageFailed, receive)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            telemetry.facts.publish(StorageFailed())
+    assert len(received) == 3
+    assert len([record for record in caplog.records if "fail" in record.getMessage()]) == 1
+    series = f'eaglegate_fact_failures_total{{subscriber="{__name__}.fail"}} 3.0'
+    assert series in render_metrics(telemetry.registry).decode()
