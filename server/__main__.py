@@ -8,8 +8,6 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from types import ModuleType
 
@@ -19,11 +17,9 @@ from eaglegate.engine.orphan import die_with_parent
 from eaglegate.server.access.keys import generate_key_entry
 from eaglegate.server.backends.line import CommandLine, read_engine_arguments
 from eaglegate.server.backends.plan import plan_gateway
-from eaglegate.server.cli.class_inspection import await_inspection, start_inspection
 from eaglegate.server.cli.command_line import load_backend, read_command_line
 from eaglegate.server.cli.console import StartupProgress, describe_last_start, find_log_format
 from eaglegate.server.cli.feature_table import exists, find_command, list_commands
-from eaglegate.server.cli.first_read import open_ports, read_first
 from eaglegate.server.errors import ConfigError
 
 LAB = ("eaglegate.lab", "tqdm")
@@ -158,7 +154,6 @@ def _prove(argv: list[str]) -> int:
     try:
         ProveSettings = _lab("prove.settings").ProveSettings
 
-        read_first("prove", argv, ProveSettings)
         line = read_command_line("prove", argv, progress, ProveSettings)
         if line.remote:
             raise ConfigError("prove starts the engines it checks: run it where vLLM runs")
@@ -181,24 +176,17 @@ def _with_settings(command: str, argv: list[str]) -> int:
         if command == "check":
             from eaglegate.server.cli.check import CheckSettings
 
-            read_first(command, argv, CheckSettings)
             if "--last-start" in argv:
                 print(describe_last_start())
                 return 0
-            line = read_command_line(command, argv, progress)
+            line = read_command_line(command, argv, progress, CheckSettings)
             progress.close()
             return _check(line)
         gc.disable()  # imported objects stay alive; ServeCommand freezes them
-        first_read = read_first(command, argv)
-        listeners = [] if first_read is None else open_ports(first_read)
-        inspection = None if first_read is None else start_inspection(argv)
         line = read_command_line(command, argv, progress)
         progress.use(line.settings.log_format)
         from eaglegate.server.cli.serve import ServeCommand
 
-        if inspection is not None:
-            line = replace(line, await_inspection=partial(await_inspection, inspection))
-        line = replace(line, listeners=listeners)
         return ServeCommand(line, progress).run()
     except (ConfigError, EngineStartError, EngineDead) as error:
         progress.fail(error)

@@ -339,17 +339,15 @@ FLAGS = (
 )  # fmt: skip
 
 
-def add_front_end_flags(parser: argparse.ArgumentParser, is_shown: bool = True) -> None:
-    """Add every flag of the table that the parser does not have yet, hidden in help unless
-    ``is_shown``.
-    """
+def add_front_end_flags(parser: argparse.ArgumentParser) -> None:
+    """Add every flag of the table that the parser does not have yet."""
     group = parser.add_argument_group("vllm serve")
     parser_options = parser._option_string_actions
     for item in FLAGS:
         if flag(item.name) in parser_options:
             continue
         options: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS}
-        options["help"] = f"{item.kind}: {item.why}" if is_shown else argparse.SUPPRESS
+        options["help"] = f"{item.kind}: {item.why}"
         if item.takes == SWITCH:
             options["action"] = argparse.BooleanOptionalAction
         elif item.takes == MANY:

@@ -13,12 +13,12 @@ import argparse
 import dataclasses
 from collections.abc import Mapping
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from vllm.config import ModelConfig, StructuredOutputsConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.model_executor.models import registry
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -108,22 +108,24 @@ def limit_pixels(model: ModelConfig) -> None:
     model.multimodal_config.mm_processor_kwargs = own | {"size": limited}
 
 
-def inspect_in_process() -> None:
-    """Make vLLM inspect the classes of models in this process instead of one child per class.
-
-    Their imports may initialize CUDA, so this is not for a gateway.
+class EngineParser(FlexibleArgumentParser):  # type: ignore[misc]
+    """Parser of vLLM's spellings: underscores, ``--flag.key value``, ``-O3``. Its error about an
+    unknown flag suggests the closest one.
     """
-    registry._run_in_subprocess = lambda inspect: inspect()
 
-
-def make_engine_parser(**settings: Any) -> argparse.ArgumentParser:
-    """Return a parser that reads vLLM's spellings: underscores, ``--flag.key value``, ``-O3``."""
-    parser: argparse.ArgumentParser = FlexibleArgumentParser(**settings)
-    return parser
+    def error(self, message: str) -> None:
+        words = message.split() if message.startswith("unrecognized") else ()
+        matches = sorted(
+            match
+            for word in words
+            if word.startswith("--")
+            for match in get_close_matches(word.partition("=")[0], self._option_string_actions, 1)
+        )
+        super().error(f"{message}; did you mean {' or '.join(matches)}?" if matches else message)
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add vLLM's engine flags to a parser made by ``make_engine_parser``.
+    """Add vLLM's engine flags to an ``EngineParser``.
 
     Flags the user leaves out are absent from the namespace, so that ``make_engine_arguments`` can
     distinguish a default from a choice.

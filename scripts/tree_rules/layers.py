@@ -67,7 +67,7 @@ FLOORS = {
     ),
     "engine": (
         {"bounded_yaml", "errors", "gpus", "logs", "orphan", "stop_signals"},
-        {"totals", "types", "vllm_contract", "vllm_flags"},
+        {"totals", "types", "vllm_contract"},
         {"base", "events", "machine", "steps", "vllm_fields"},
         {"speculation", "wrapper"},
         {"preflight", "remote", "scripted", "supervision", "vllm_backend"},

@@ -61,8 +61,6 @@ class InProcessBackend:
         self._draft = _run_preflight(arguments, self.adapters, settings, progress)
         self.drafts = _open_drafts(arguments, settings.draft_store)
         progress("making vLLM's configuration of the model")
-        if line.await_inspection is not None:
-            line.await_inspection()
         try:
             config = make_engine_config(arguments)
             configuration_end = time.monotonic()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -48,10 +47,6 @@ class CommandLine:
     """Settings of the features that are on."""
     model: ModelArguments | None = None
     """Model of a gateway without vLLM; None otherwise."""
-    listeners: Sequence[socket.socket] = ()
-    """Sockets of the API and operator ports, if they are already bound."""
-    await_inspection: Callable[[], None] | None = None
-    """Waits for the process that inspects the model's classes for vLLM, if there is one."""
 
     @property
     def remote(self) -> bool:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 
 from eaglegate.engine.bounded_yaml import InvalidYaml, read_yaml
+from eaglegate.engine.vllm_contract import describe_untested, find_vllm
 from eaglegate.server.backends.line import CommandLine, ModelArguments
 from eaglegate.server.cli.feature_table import list_settings_classes, load, read_features
 from eaglegate.server.errors import ConfigError
@@ -66,11 +67,6 @@ def gather_arguments(
     arguments = {**(_read_file_arguments(Path(path), flags) if path else {}), **environment}
     defaults = (words for name, words in arguments.items() if name not in names)
     return [*chain.from_iterable(defaults), *_drop_config(argv)]
-
-
-def list_given_names(argv: Sequence[str], environ: Mapping[str, str]) -> set[str]:
-    """Return the names of all given settings, before any parser knows which settings exist."""
-    return set(map(rename, _list_written_names(argv, environ)))
 
 
 def _list_written_names(argv: Sequence[str], environ: Mapping[str, str]) -> set[str]:
@@ -214,6 +210,12 @@ def _to_json(value: Any, source: str) -> str:
         raise ConfigError(f"{source} cannot be written as JSON: {error}") from None
 
 
+USAGE = "eaglegate {} [MODEL] [options]"
+HELP = frozenset({"-h", "--help"})
+NO_VLLM = (
+    "vLLM is not installed: pip install '.[cpu]' or '.[cuda]' in eaglegate's checkout, or name "
+    "servers that generate with --upstream URL"
+)
 DEMO_TOOL_PARSER = "hermes"
 """Tool-call format of the built-in demo. Its reasoning format is an engine flag."""
 
@@ -253,11 +255,19 @@ def read_command_line(
         progress(f"note: {notice}")
     if backend := find_backend(set(map(rename, names))):
         return _read_without_vllm(command, argv, progress, *backend)
+    if not HELP.isdisjoint(argv):
+        _show_help(command, extra_settings)
+    if find_vllm() is None:
+        raise ConfigError(NO_VLLM)
+    untested = describe_untested()
+    refusal = f"{untested}; --allow-untested-vllm tries it anyway"
+    if untested and "allow_untested_vllm" not in names:  # its import may fail
+        raise ConfigError(refusal)
     progress("loading vLLM")
-    from eaglegate.engine.vllm_backend.arguments import add_engine_arguments, make_engine_parser
+    from eaglegate.engine.vllm_backend.arguments import EngineParser, add_engine_arguments
 
-    parser = make_engine_parser(
-        prog=f"eaglegate {command}", usage=f"eaglegate {command} [MODEL] [options]"
+    parser = EngineParser(
+        prog=f"eaglegate {command}", usage=USAGE.format(command), allow_abbrev=False
     )
     add_engine_arguments(parser)
     if extra_settings is not None:
@@ -269,12 +279,31 @@ def read_command_line(
         progress(f"note: {notice}")
     model = getattr(namespace, "model_tag", None) or getattr(namespace, "model", None)
     settings = read_settings(namespace)
+    if untested and not settings.allow_untested_vllm:
+        raise ConfigError(refusal)
     if model is None and settings.tool_call_parser is None:
         settings = replace(settings, tool_call_parser=DEMO_TOOL_PARSER)
     if settings.depth is None:
         settings = replace(settings, depth="auto")
     features = read_features(namespace)
     return CommandLine(namespace, settings, model is None, argv, VLLM, features)
+
+
+def _show_help(command: str, extra_settings: type | None) -> NoReturn:
+    """Show the gateway's own options, without vLLM, whose import takes seconds."""
+    parser = argparse.ArgumentParser(
+        prog=f"eaglegate {command}",
+        usage=USAGE.format(command),
+        description="MODEL is a folder or a hub name; without one, the built-in demo is served.",
+        epilog="Every option can also be set in the environment (EAGLEGATE_MAX_RUNNING=64) or in "
+        "the file of --config (max-running: 64). Every engine flag of `vllm serve` works unchanged "
+        "(docs/flags.md): --help=all shows them, too, --help=max-model-len one of them.",
+    )
+    if extra_settings is not None:
+        add_arguments(parser, extra_settings)
+    add_settings(parser)
+    parser.parse_args(["--help"])
+    raise AssertionError("argparse exits after help")
 
 
 def _read_without_vllm(

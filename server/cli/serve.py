@@ -120,7 +120,7 @@ class ServeCommand:
         check_names(settings.shared_prefix_cache, [key.name for key in keys.keys])
         self._tls = make_part(TlsSettings, settings)
         self._tls.check()
-        self._listeners = line.listeners or bind_listeners(settings)
+        self._listeners = bind_listeners(settings)
         self._operator_url = format_url(self._listeners[-1], self._tls)
         if warning := describe_exposure(settings, keys):
             progress(warning)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from importlib.util import find_spec
 
-from eaglegate.engine import vllm_flags
 from eaglegate.engine.speculation.inspection.case import (
     FROM_TARGET,
     METHODS,
@@ -21,7 +20,7 @@ from eaglegate.engine.speculation.inspection.case import (
 from eaglegate.engine.speculation.inspection.configs import find_mask_token, read_target
 from eaglegate.engine.speculation.inspection.speculators import get_int
 from eaglegate.engine.speculation.lossy import find_lossy
-from eaglegate.engine.vllm_contract import find_vllm, is_vllm_since
+from eaglegate.engine.vllm_contract import TESTED, describe_untested, find_vllm, is_vllm_since
 
 KEYS = frozenset(
     {
@@ -186,15 +185,13 @@ def check_lossy(case: InspectionCase) -> Iterator[Violation]:
 
 def check_acceptance_method(case: InspectionCase) -> Iterator[Violation]:
     """Check the acceptance method, but only with the vLLM version that this list describes."""
-    method, distribution = case.settings.get("rejection_sample_method"), find_vllm()
-    is_this_version = (
-        distribution is not None and distribution[1].partition("+")[0] == vllm_flags.VERSION
-    )
-    if method is None or method in ACCEPTANCE_METHODS or not is_this_version:
+    method = case.settings.get("rejection_sample_method")
+    is_tested = find_vllm() is not None and describe_untested() is None
+    if method is None or method in ACCEPTANCE_METHODS or not is_tested:
         return
     release = ACCEPTANCE_SINCE.get(str(method))
     yield error(
-        f"vLLM {vllm_flags.VERSION} has no rejection_sample_method {method!r}",
+        f"vLLM {TESTED} has no rejection_sample_method {method!r}",
         f"vLLM {release} has it" if release else f"use {', '.join(sorted(ACCEPTANCE_METHODS))}",
     )
 

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from eaglegate.engine.vllm_contract import find_vllm
-from eaglegate.server.cli.first_read import read_first
+from eaglegate.server.cli.command_line import read_command_line
 from eaglegate.server.errors import ConfigError
 
 
-@pytest.mark.skipif(find_vllm() is None, reason="reads the line on behalf of vLLM")
-def test_patterns_are_checked_at_the_first_read(tmp_path: Path) -> None:
+def test_patterns_are_checked_with_the_command_line(tmp_path: Path) -> None:
+    line = ["model", "--upstream", "http://127.0.0.1:9", "--capture", str(tmp_path)]
     with pytest.raises(ConfigError, match=r"--capture-redact .* RE2"):
-        read_first("serve", ["--capture", str(tmp_path), "--capture-redact", "(?=x)"])
+        read_command_line("serve", [*line, "--capture-redact", "(?=x)"], lambda _: None)

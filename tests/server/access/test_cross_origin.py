@@ -289,3 +289,11 @@ def allow(lab, hosts=(), origins=()):
 
     lab.gateway.cross_origin = CrossOriginPolicy(hosts=tuple(hosts), origins=tuple(origins))
     lab.app = make_app(lab, pages())
+
+
+@pytest.mark.parametrize("origin", ["app.example", "https://app.example/"])
+def test_an_allowed_origin_has_a_scheme_and_no_path(origin):
+    with pytest.raises(ConfigError, match=f"such as https://app.example, or .; given {origin}"):
+        CrossOriginPolicy(origins=(origin,)).for_machine("127.0.0.1")
+    for valid in ("*", '["https://app.example:8443"]', "vscode-webview://*", "null"):
+        CrossOriginPolicy(origins=(valid,)).for_machine("127.0.0.1")

@@ -44,6 +44,11 @@ def test_defaults():
     assert read([])[1] == Settings()
 
 
+def test_an_endpoint_for_traces_is_a_url():
+    with pytest.raises(ConfigError, match="--otlp-endpoint must begin with http://"):
+        read(["--otlp-endpoint", "localhost:4318"])
+
+
 def test_a_flag_of_several_values_given_twice_has_them_all(tmp_path):
     file = tmp_path / "eaglegate.yaml"
     file.write_text("workloads: [file]\n")

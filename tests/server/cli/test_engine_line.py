@@ -1,0 +1,164 @@
+"""The command line of a gateway with vLLM in its process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from eaglegate.engine import vllm_contract
+from eaglegate.engine.vllm_contract import find_vllm
+from eaglegate.server.__main__ import main
+from eaglegate.server.backends.line import CommandLine
+from eaglegate.server.cli import command_line
+from eaglegate.server.cli.command_line import read_command_line
+from eaglegate.server.errors import ConfigError
+from eaglegate.server.flags import Heading, flag, list_settings
+from eaglegate.server.settings import Settings
+
+ROOT = Path(__file__).parents[3]
+DEMO = ROOT / "engine" / "demo"
+needs_vllm = pytest.mark.skipif(find_vllm() is None, reason="vLLM reads the line")
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+
+
+def read(*argv: str) -> CommandLine:
+    return read_command_line("serve", list(argv), lambda _: None)
+
+
+def refuse(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The last line of a usage error."""
+    with pytest.raises(SystemExit) as found:
+        read(*argv)
+    assert found.value.code == 2
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "0.320.0", "0.33.0+cu130"])
+def test_an_untested_vllm_is_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    for module in (vllm_contract, command_line):
+        monkeypatch.setattr(module, "find_vllm", lambda: ("vllm", version))
+    with pytest.raises(ConfigError) as refusal:
+        read(str(DEMO / "target"))
+    assert f"vllm {version} is installed" in str(refusal.value)
+    assert "tested with 0.32 only" in str(refusal.value)
+    assert "--allow-untested-vllm" in str(refusal.value)
+
+
+@needs_vllm
+def test_an_untested_vllm_can_be_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_contract, "find_vllm", lambda: ("vllm", "0.33.0"))
+    assert read(str(DEMO / "target"), "--allow-untested-vllm").settings.allow_untested_vllm
+    with pytest.raises(ConfigError, match=r"tested with 0\.32 only"):
+        read(str(DEMO / "target"), "--no-allow-untested-vllm")
+
+
+def test_help_is_in_sections_and_shows_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as found:
+        main(["serve", "--help"])
+    assert found.value.code == 0
+    text = capsys.readouterr().out
+    headings = ["Address and model names:", "Speculation:", "API keys"]
+    places = [text.index(heading) for heading in headings]
+    assert places == sorted(places)
+    assert "--log-level {debug,info,warning,error}" in text
+    assert "EAGLEGATE_MAX_RUNNING=64" in text
+    assert "--help=all" in text
+
+
+def test_every_setting_stands_under_a_heading() -> None:
+    headings = [heading for heading, _ in list_settings(Settings)]
+    assert all(isinstance(heading, Heading) for heading in headings)
+    together = [h for at, h in enumerate(headings) if at == 0 or headings[at - 1] != h]
+    assert len(together) == len(set(together)), "a heading stands twice"
+
+
+@needs_vllm
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--prot", "80"], "unrecognized arguments: --prot; did you mean --port?"),
+        (["--tensor-paralel-size=2"], "did you mean --tensor-parallel-size?"),
+        (["--port", "x"], "argument --port: must be a whole number; given 'x'"),
+        (["--log-level", "loud"], "invalid choice: 'loud'"),
+        (["one", "two"], "unrecognized arguments: two"),
+    ],
+)
+def test_a_wrong_flag(capsys: pytest.CaptureFixture[str], argv: list[str], words: str) -> None:
+    assert words in refuse(capsys, *argv)
+
+
+@needs_vllm
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["-tp", "2", "--enforce-eager", "a/model"],
+        ["a/model", "-O3", "--speculative-config.method", "eagle3", "--max_model_len", "1k"],
+        ["--speculative-config.num_speculative_tokens=3", "a/model"],
+        ["--served-model-name", "x", "y", "--seed", "-1", "--model", "a/model"],
+        ["a/model", "--hf-token", "--port", "0"],
+    ],
+)
+def test_a_line_that_vllm_takes(argv: list[str]) -> None:
+    namespace = read(*argv).namespace
+    assert "a/model" in (namespace.model_tag, getattr(namespace, "model", None))
+
+
+@needs_vllm
+def test_a_model_of_the_command_line_replaces_that_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text("model_tag: their/model\nport: 1\n")
+    line = read("our/model", "--config", str(file), "--port", "2")
+    assert (line.namespace.model_tag, line.settings.port) == ("our/model", 2)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("spell", [str.lower, str.upper])
+def test_the_whole_line_takes_every_value_of_the_gateways_choices(
+    spell: Callable[[str], str],
+) -> None:
+    """vLLM has a flag of the same name as one of them, ``--log-level``, with other values."""
+    pytest.importorskip("vllm")
+    from eaglegate.engine.vllm_backend.arguments import make_engine_arguments
+
+    chosen = {
+        item.name: item.metadata["choices"]
+        for _, item in list_settings(Settings)
+        if item.metadata.get("choices")
+    }
+    for name, values in chosen.items():
+        for value in values:
+            assert getattr(read(flag(name), spell(value)).settings, name) == value
+    assert "log_level" in chosen
+    line = read("--log-level", "debug")
+    assert make_engine_arguments(line.namespace).log_level is None
+
+
+@pytest.mark.thorough
+def test_a_correct_file_starts_in_silence(tmp_path: Path) -> None:
+    """vLLM's parser would read the file a second time, and warn of duplicate keys."""
+    pytest.importorskip("vllm")
+    file = tmp_path / "gateway.yaml"
+    file.write_text(f"model_tag: {DEMO / 'target'}\nport: 1\nmax-model-len: 512\n")
+    code = f"""
+from eaglegate.server.cli.command_line import read_command_line
+line = read_command_line("serve", ["--config", {str(file)!r}, "--port", "0"], lambda _: None)
+print(line.settings.port, line.namespace.max_model_len)
+"""
+    done = run(code)
+    assert done.stdout.splitlines()[-1] == "0 512"
+    assert "duplicate" not in done.stdout + done.stderr
+
+
+def test_a_missing_vllm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_line, "find_vllm", lambda: None)
+    with pytest.raises(ConfigError, match=r"vLLM is not installed.*--upstream URL"):
+        read("model")
