@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping
 from typing import Any
 
+from eaglegate.text.parsing.json_scan import JsonScan
+
 FRAGMENT = "\udc00"
 """Placeholder, in markers and in text, for a token that plain-text markers are written with.
 
@@ -135,6 +137,10 @@ Follow = dict[str, "Follow | None"]
 """Words that may come next after white space, each with the words that must follow it, or None."""
 NAME = "\0"
 """Word in a ``Follow`` that stands for the name of a function or parameter."""
+JSON = "\1"
+"""Word in a ``Follow`` that stands for a JSON object."""
+LONGEST_OBJECT = 4096
+"""Longest JSON object whose end is searched for. A longer one counts as complete."""
 LONGEST_BLANK = 100
 """Longest white space between two tags that belong together. Longer white space is text."""
 _NAME = re.compile(r"""[^\s<>{}()\[\]"'=,:;|\ud800-\udfff]{1,128}""")
@@ -163,6 +169,8 @@ def follows(text: str, position: int, follow: Follow | None, has_more: bool) -> 
             is_cut = name.end() == len(text)
             cut_verdict = None if has_more else False
             verdict = cut_verdict if is_cut else follows(text, name.end(), next_words, has_more)
+        elif word == JSON and text[position] == "{" and text[position + 1 : position + 2] != "\\":
+            verdict = _follows_object(text, position, next_words, has_more)
         if verdict:
             return True
         is_undecided = is_undecided or verdict is None
@@ -170,6 +178,14 @@ def follows(text: str, position: int, follow: Follow | None, has_more: bool) -> 
         has_more and any(word.startswith(text[position:]) for word in follow)
     )
     return None if is_undecided else False
+
+
+def _follows_object(text: str, position: int, follow: Follow | None, has_more: bool) -> bool | None:
+    scan = JsonScan()
+    end = scan.feed(text, position, min(len(text), position + LONGEST_OBJECT))
+    if scan.done:
+        return follows(text, end, follow, has_more)
+    return True if end < len(text) or not has_more else None
 
 
 class Quotes:

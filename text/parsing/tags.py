@@ -204,9 +204,8 @@ class Tags:
             return
         if opener in self.sections:
             yield from self.read(context)
-        if FRAGMENT in self.section:
-            yield Skipping(*self._tails)
         if self.section:
+            yield Skipping(*self._tails)
             verdict = yield Ahead(
                 context.follow(None, self.parameter), lexicon.delimiters(), lexicon
             )

@@ -81,18 +81,27 @@ def test_a_value_that_holds_the_next_parameter_is_not_valid(parser: str) -> None
         assert [str(call.outcome) for call in answer.calls] == ["malformed"]
 
 
-QUOTING = {
-    "qwen3_coder": (
+GLM = "⟪<tool_call>⟫place⟪<arg_key>⟫city⟪</arg_key>⟫⟪<arg_value>⟫VALUE⟪</arg_value>⟫⟪</tool_call>⟫"
+IQUEST = (
+    "⟪<iquest_tool_call>⟫place\n<arg_key>city</arg_key>\n<arg_value>VALUE</arg_value>\n"
+    "⟪</iquest_tool_call>⟫"
+)
+MISTRAL = '⟪[TOOL_CALLS]⟫place⟪[ARGS]⟫{"city": "VALUE"}'
+QUOTING = [
+    (
+        "qwen3_coder",
         "⟪<tool_call>⟫\n<function=place>\n<parameter=city>\nVALUE\n</parameter>\n</function>\n"
         "⟪</tool_call>⟫",
         "See <parameter=a>1</parameter> and <parameter=b>2</parameter>.",
     ),
-    "glm47": (
-        "⟪<tool_call>⟫place⟪<arg_key>⟫city⟪</arg_key>⟫⟪<arg_value>⟫VALUE⟪</arg_value>⟫⟪</tool_call>⟫",
-        "⟪<arg_value>⟫".join(["See a ", "1⟪</arg_value>⟫ and ", "2⟪</arg_value>⟫."]),
-    ),
-    "pythonic": ('[place(city="VALUE", unit="C")]', 'the "date" of "unit", it said'),
-}
+    ("glm47", GLM, "⟪<arg_value>⟫".join(["See a ", "1⟪</arg_value>⟫ and ", "2⟪</arg_value>⟫."])),
+    ("glm47", GLM, "Keys are ⟪<arg_key>⟫k⟪</arg_key>⟫ here."),
+    ("hy_v4", f"⟪<tool_calls>⟫{GLM}⟪</tool_calls>⟫", "A ⟪<arg_key>⟫k⟪</arg_key>⟫ ⟪<tool_call>⟫."),
+    ("iquest_q1", IQUEST, "Keys are <arg_key>k</arg_key> here."),
+    ("mistral", MISTRAL, "Use ⟪[TOOL_CALLS]⟫now⟪[ARGS]⟫{} here"),
+    ("mistral", MISTRAL, "Use ⟪[TOOL_CALLS]⟫now⟪[ARGS]⟫."),
+    ("pythonic", '[place(city="VALUE", unit="C")]', 'the "date" of "unit", it said'),
+]
 
 
 def test_quotes_in_pairs_and_a_parenthesis_end_a_value() -> None:
@@ -103,14 +112,19 @@ def test_quotes_in_pairs_and_a_parenthesis_end_a_value() -> None:
         assert json.loads(answer.calls[0].arguments) == {"city": "a IN ('b', 'c')"}
 
 
-@pytest.mark.parametrize("parser", QUOTING)
-def test_a_value_that_quotes_whole_parameters_is_valid(parser: str) -> None:
-    template, value = QUOTING[parser]
+@pytest.mark.parametrize(("parser", "template", "value"), QUOTING)
+def test_a_value_that_quotes_its_format_is_valid(parser: str, template: str, value: str) -> None:
     output = template.replace("VALUE", value)
     for answer in readings(written_case(parser, output, tools={"place": PLACE})):
         assert [str(call.outcome) for call in answer.calls] == ["valid"]
         said = json.loads(answer.calls[0].arguments)["city"]
         assert said == value.replace("⟪", "").replace("⟫", "")
+
+
+def test_a_closing_tag_behind_a_section_is_no_content() -> None:
+    output = f"{SIDE_BY_SIDE['qwen3_coder']}\n</function>\nDone."
+    for answer in readings(written_case("qwen3_coder", output)):
+        assert ([call.name for call in answer.calls], answer.content) == (["ping"], "Done.")
 
 
 ID_TOOL = {"read": {"type": "object", "properties": {"id": STRING, "path": STRING}}}

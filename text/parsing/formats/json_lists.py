@@ -70,7 +70,7 @@ from typing import TYPE_CHECKING
 
 from eaglegate.text.parsing.json_blocks import OBJECT, JsonBlock
 from eaglegate.text.parsing.json_calls import JsonCalls
-from eaglegate.text.parsing.markers import FRAGMENT, NAME, Follow, Quotes
+from eaglegate.text.parsing.markers import FRAGMENT, JSON, NAME, Follow, Quotes
 from eaglegate.text.parsing.message import (
     Ahead,
     CallFrame,
@@ -246,8 +246,12 @@ def _read_mistral(opener: str, context: ParsingContext) -> Routine:
 
 
 def _find_ends(context: ParsingContext) -> Mapping[str, Follow]:
-    """Return the marker that ends an unclosed string: the next call with a complete head."""
-    name_end: Follow = {'{"': None} | context.follow(None, _ARGUMENTS, _CALL_ID)
+    """Return the marker that ends an unclosed string: the next call, with nothing behind it but
+    another.
+    """
+    arguments: Follow = {JSON: context.follow({NAME: None}, _CALL)}
+    name_end = context.follow(None, _CALL_ID) | context.follow(arguments, _ARGUMENTS)
+    name_end['{"'] = None
     return {_CALL: {"[": {'{"': None}, NAME: name_end}}
 
 

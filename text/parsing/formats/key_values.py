@@ -245,7 +245,10 @@ class KeyValues:
         calls = context.follow({NAME: head}, self.call)
         section_end = context.follow({}, self.section_end) if self.section_end else {}
         ends = context.follow(None, self.call_end)
-        key_ends = context.follow(None, self.key_end or self.value)
+        # Without a value's tag behind it, a key is quoted.
+        key_ends = context.follow(None, *filter(None, (self.value, self.kind)))
+        if self.key_end:
+            key_ends = context.follow(key_ends, self.key_end)
         key = context.follow({NAME: key_ends}, self.key)
         words = context.follow({**key, **ends, **calls, **section_end}, self.value_end)
         if context.sound:
