@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import re2
 from jsonschema_rs import (
     Draft202012Validator,
     ReferencingError,
@@ -210,6 +209,10 @@ def compile_pattern(pattern: str, text: str) -> Any:
         raise Unreadable("another dialect of regular expressions")
     if (match["class"] or match["inner"]) and not _is_plain(text):
         raise Unreadable("dialects differ in the classes of some characters")
+    try:
+        import re2
+    except ImportError:
+        raise Unreadable("google-re2 is not installed") from None
     options = re2.Options()
     options.log_errors, options.dot_nl, options.longest_match = False, True, True
     try:

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import re2
-
 LETTERS = r"\p{L}_\p{M}\p{N}"
 SPACES = r"\s\v\x{85}\p{Z}"
 OUTSIDE = {
@@ -64,6 +62,12 @@ def compile_pattern(source: str) -> Pattern:
 
 
 def _compile(source: str, translation: str) -> Any:
+    try:
+        import re2
+    except ImportError:
+        raise ValueError(
+            "patterns need google-re2: pip install '.[re2]' in eaglegate's checkout"
+        ) from None
     options = re2.Options()
     options.log_errors = False
     try:

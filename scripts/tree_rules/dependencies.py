@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from .tree import Module, Tree
 
 DISTRIBUTIONS = {
-    "google_re2": "re2", "huggingface_hub": "huggingface_hub", "pillow": "PIL", "pyyaml": "yaml",
+    "huggingface_hub": "huggingface_hub", "pillow": "PIL", "pyyaml": "yaml",
 }  # fmt: skip
 """Packages of another name than their distribution."""
-BROUGHT = {"starlette": "fastapi", "pydantic_core": "pydantic"}
+BROUGHT = {"pydantic_core": "pydantic"}
 """Packages that another one brings, and whose names its documentation uses."""
 EXTRAS = {
     "observability/tracing.py": {"opentelemetry"},
