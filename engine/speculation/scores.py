@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -212,8 +212,17 @@ def _make_request(
     )
 
 
-async def never_pause() -> None:
-    """Return at once, for audits that nothing interrupts."""
+class AuditPace:
+    """Pace of an audit. This one waits for nothing and charges nobody."""
+
+    async def pause(self) -> None:
+        """Wait for room before a piece of the audit. May raise."""
+
+    def charge(self, seconds: float) -> None:
+        """Charge the time for which the engine had a piece, without that of preparing it."""
+
+
+UNPACED = AuditPace()
 
 
 class ScoresAnswers(Protocol):
@@ -224,11 +233,11 @@ class ScoresAnswers(Protocol):
         request: EngineRequest,
         answer: Sequence[int],
         dtype: str,
-        pause: Callable[[], Awaitable[None]] = never_pause,
+        pace: AuditPace = UNPACED,
     ) -> AnswerScores:
         """Score the tokens of an answer to ``request``, without a draft and without blocks that
-        other requests cached. ``pause`` is awaited before each piece of the work.
+        other requests cached.
 
-        Raises EngineError, and any exception of ``pause``.
+        Raises EngineError, and any exception of ``pace``.
         """
         ...

@@ -36,7 +36,7 @@ from eaglegate.engine.errors import (
     RequestRejected,
 )
 from eaglegate.engine.speculation.draft_versions import SwapsDrafts
-from eaglegate.engine.speculation.scores import AnswerScores, ScoresAnswers, never_pause
+from eaglegate.engine.speculation.scores import UNPACED, AnswerScores, AuditPace, ScoresAnswers
 from eaglegate.engine.supervision.policy import (
     LossCause,
     RecoveryObserver,
@@ -272,7 +272,7 @@ class SupervisedEngine(
         request: EngineRequest,
         answer: Sequence[int],
         dtype: str,
-        pause: Callable[[], Awaitable[None]] = never_pause,
+        pace: AuditPace = UNPACED,
     ) -> AnswerScores:
         """See ``engine.speculation.scores.ScoresAnswers``. Fails at once while the engine restarts.
 
@@ -285,7 +285,7 @@ class SupervisedEngine(
         if (engine := session.engine.capability(ScoresAnswers)) is None:
             raise EngineFailed("This engine cannot score answers.")
         try:
-            return await engine.score(request, answer, dtype, pause)
+            return await engine.score(request, answer, dtype, pace)
         except EngineDead as error:
             self._handle_death(session, str(error))
             if session.failure is FailureKind.KILLED:

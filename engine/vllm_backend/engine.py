@@ -11,7 +11,7 @@ import logging
 import multiprocessing
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
@@ -47,9 +47,10 @@ from eaglegate.engine.speculation.draft_versions import SwapsDrafts
 from eaglegate.engine.speculation.methods import find_method
 from eaglegate.engine.speculation.scores import (
     PIECE,
+    UNPACED,
     AnswerScores,
+    AuditPace,
     ScoresAnswers,
-    never_pause,
     split_audit,
 )
 from eaglegate.engine.steps import NullSink
@@ -224,12 +225,19 @@ class VllmEngine(
         return info
 
     async def generate(self, request: EngineRequest, sink: StepSink) -> None:
+        await self._generate(request, sink, UNPACED.charge)
+
+    async def _generate(
+        self, request: EngineRequest, sink: StepSink, charge: Callable[[float], None]
+    ) -> None:
         for _ in range(RESENDS):
             with suppress(FeaturesMissing):  # raised before the first step
-                return await self._generate(request, sink)
-        return await self._generate(request, sink)
+                return await self._generate_once(request, sink, charge)
+        return await self._generate_once(request, sink, charge)
 
-    async def _generate(self, request: EngineRequest, sink: StepSink) -> None:
+    async def _generate_once(
+        self, request: EngineRequest, sink: StepSink, charge: Callable[[float], None]
+    ) -> None:
         llm, outputs = self._require_running()
         adapter = self._adapters[request.adapter] if request.adapter else None
         if self._images is not None:
@@ -238,12 +246,14 @@ class VllmEngine(
             raise RequestRejected(NO_IMAGES, "images")
         else:
             inbox = await outputs.open_request(llm, request, adapter)
+        start = time.monotonic()
         try:
             await inbox.deliver(sink)
         except EngineDead as error:
             error.ran = self._has_run(inbox)
             raise
         finally:
+            charge(time.monotonic() - start)
             await outputs.close_request(llm, inbox)
 
     async def count_prompt(self, prompt: Sequence[int], images: Sequence[Image]) -> int:
@@ -338,15 +348,15 @@ class VllmEngine(
         request: EngineRequest,
         answer: Sequence[int],
         dtype: str,
-        pause: Callable[[], Awaitable[None]] = never_pause,
+        pace: AuditPace = UNPACED,
     ) -> AnswerScores:
         """See ``eaglegate.engine.speculation.scores.ScoresAnswers``."""
         llm, _ = self._require_running()
         caches = llm.vllm_config.cache_config.enable_prefix_caching
         parts = []
         for piece in split_audit(request, answer, dtype, PIECE if caches else None):
-            await pause()
-            await self.generate(piece.request, NullSink())
+            await pace.pause()
+            await self._generate(piece.request, NullSink(), pace.charge)
             if piece.key:
                 parts.append(AnswerScores.from_fields(await self._take_scores(piece.key)))
         return AnswerScores.join(parts)

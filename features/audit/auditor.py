@@ -20,7 +20,7 @@ import math
 import time
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
@@ -32,7 +32,7 @@ from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed
 from eaglegate.engine.speculation.draft_versions import DraftSwap, DraftVersion
 from eaglegate.engine.speculation.policy import draw_position
 from eaglegate.engine.speculation.rounding import find_tie
-from eaglegate.engine.speculation.scores import ScoresAnswers, ScoringRules, never_pause
+from eaglegate.engine.speculation.scores import UNPACED, AuditPace, ScoresAnswers, ScoringRules
 from eaglegate.engine.speculation.time_budget import TimeBudget
 from eaglegate.engine.steps import Generate, read_steps
 from eaglegate.engine.types import Drafter, EngineInfo, EngineRequest, SinkTap, Step, StepSink
@@ -52,7 +52,6 @@ from eaglegate.features.audit.records import (
     FinishedAnswer,
 )
 from eaglegate.text.events import FinishReason
-from eaglegate.text.media.image import Image
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +74,11 @@ MOST_IMAGE_BYTES = 64 << 20
 """Most bytes of the images of all answers that wait for their audit."""
 MOST_TOKENS = 32_768
 """Most tokens, prompt included, of an audited answer."""
+MOST_IMAGE_TOKENS = 8192
+"""The same for answers to images, whose prompt is read in one piece."""
+PIXELS_PER_TOKEN = 1 << 15
+"""Most pixels of an audited answer's images for each of its tokens, prompt included. Preparing more
+takes longer than the tokens took: 1,000,000 pixels take 65 ms of a processor core."""
 RECENT = 50
 """Number of audits that operators see."""
 DEATHS = 2
@@ -88,7 +92,7 @@ class NoRoom(Exception):
     """A piece of an audit found no room in the engine in time."""
 
 
-class Auditor:
+class Auditor(AuditPace):
     """Auditor of one gateway. ``has_room`` tells if the engine could take an audit now."""
 
     def __init__(
@@ -123,7 +127,6 @@ class Auditor:
         self._busy_budget = TimeBudget(BUDGET, SAVED_BUSY_S, clock, 0.0)
         self._took_s = 0.0
         """Seconds of the engine's time that the current audit has taken."""
-        self._working_since: float | None = None
         self._deaths = 0
 
     def attach(
@@ -156,9 +159,11 @@ class Auditor:
             return
         if answer.request.sampling.thinking_token_budget is not None:
             self._drop("rules")
-        elif answer.request.num_prompt + len(answer.token_ids) > MOST_TOKENS:
+        elif answer.request.num_prompt + len(answer.token_ids) > (
+            MOST_IMAGE_TOKENS if answer.request.images else MOST_TOKENS
+        ):
             self._drop("length")
-        elif answer.request.images and not self._has_room_for(answer.request.images):
+        elif answer.request.images and not self._may_audit_images(answer):
             self._drop("images")
         elif len(self._waiting) >= QUEUE:
             self._drop("queue")
@@ -166,9 +171,15 @@ class Auditor:
             self._waiting.append(answer)
             self._arrived.set()
 
-    def _has_room_for(self, images: Sequence[Image]) -> bool:
-        waiting_images = [image for answer in self._waiting for image in answer.request.images]
-        return sum(len(image.data) for image in (*waiting_images, *images)) <= MOST_IMAGE_BYTES
+    def _may_audit_images(self, answer: FinishedAnswer) -> bool:
+        """Return True if the images of waiting answers leave room for those of this one, and if it
+        has enough tokens to be worth preparing them again."""
+        images = answer.request.images
+        waiting_images = [image for waiting in self._waiting for image in waiting.request.images]
+        size = sum(len(image.data) for image in (*waiting_images, *images))
+        pixels = sum(image.width * image.height for image in images)
+        tokens = len(answer.request.prompt) + len(answer.token_ids)
+        return size <= MOST_IMAGE_BYTES and pixels <= PIXELS_PER_TOKEN * tokens
 
     def change_draft(self, version: DraftVersion, _: DraftSwap | None = None) -> None:
         """Release the workloads of the previous draft, and hold those that this draft has lost."""
@@ -271,29 +282,20 @@ class Auditor:
             await asyncio.sleep(POLL_S)
         return False
 
-    async def _pause(self) -> None:
+    async def pause(self) -> None:
         """Wait for room between two pieces of an audit. Raises NoRoom."""
-        self._charge()
-        self._working_since = None
         if not await self._wait_for_room(self.clock()):
             raise NoRoom
-        self._working_since = self.clock()
 
-    def _charge(self) -> None:
-        """Charge the audit for the time since its last piece began."""
-        if self._working_since is not None:
-            now = self.clock()
-            took_s = now - self._working_since
-            self._working_since = now
-            self._took_s += took_s
-            self._budget.spend(took_s)
-            self._busy_budget.spend(took_s)
+    def charge(self, seconds: float) -> None:
+        self._took_s += seconds
+        self._budget.spend(seconds)
+        self._busy_budget.spend(seconds)
 
     async def _audit(self, answer: FinishedAnswer) -> None:
-        takes_engine = answer.request.constraint is None
-        self._took_s, self._working_since = 0.0, self.clock() if takes_engine else None
+        self._took_s = 0.0
         try:
-            finding = await self.judge(answer, self._pause)
+            finding = await self.judge(answer, self)
         except NoRoom:
             self._drop("idle")
             return
@@ -306,8 +308,6 @@ class Auditor:
             log.warning("answer %s was not audited: %s", answer.request.id, reason)
             self._drop("error")
             return
-        finally:
-            self._charge()
         self._deaths = 0
         if finding is None:
             self._drop("unknown" if answer.ends_its_grammar else "rules")
@@ -316,7 +316,7 @@ class Auditor:
         self._conclude(answer, choosing, outcome, detail, self._took_s)
 
     async def judge(
-        self, answer: FinishedAnswer, pause: Callable[[], Awaitable[None]] = never_pause
+        self, answer: FinishedAnswer, pace: AuditPace = UNPACED
     ) -> tuple[str, AuditOutcome, str] | None:
         """Return how the answer was chosen, the verdict and its reason; None if no verdict is
         possible.
@@ -326,7 +326,7 @@ class Auditor:
         if answer.request.constraint is not None:
             return await self._judge_grammar(answer)
         assert self._engine is not None
-        scores = await self._engine.score(answer.request, answer.token_ids, self._dtype, pause)
+        scores = await self._engine.score(answer.request, answer.token_ids, self._dtype, pace)
         choosing = ScoringRules.of(answer.request, 0, self._dtype).choosing
         outcome = judge_margins(scores, find_tie(self._dtype))
         place, margin = scores.worst

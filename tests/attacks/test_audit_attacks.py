@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from msgspec import structs
 from eaglegate.engine.scripted import ScriptedEngine, steps
 from eaglegate.engine.speculation.draft_versions import DraftVersion
 from eaglegate.engine.speculation.policy import SpeculationPolicy
-from eaglegate.engine.speculation.scores import AnswerScores, never_pause
+from eaglegate.engine.speculation.scores import UNPACED, AnswerScores, AuditPace
 from eaglegate.engine.types import EngineRequest, Step
 from eaglegate.features.audit.auditor import Auditor
 from eaglegate.features.audit.holds import AuditHolds
@@ -40,7 +40,7 @@ class ScoringEngine(ScriptedEngine):
         request: EngineRequest,
         answer: Sequence[int],
         dtype: str,
-        pause: Callable[[], Awaitable[None]] = never_pause,
+        pace: AuditPace = UNPACED,
     ) -> AnswerScores:
         return AnswerScores((0.0,) * len(answer))
 

@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import stat
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from eaglegate.engine.errors import EngineDead, EngineFailed
 from eaglegate.engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
 from eaglegate.engine.speculation.draft_versions import DraftVersion
 from eaglegate.engine.speculation.policy import DepthSource, SpeculationPolicy
-from eaglegate.engine.speculation.scores import AnswerScores, never_pause, split_audit
+from eaglegate.engine.speculation.scores import UNPACED, AnswerScores, AuditPace, split_audit
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import (
     Constraint,
@@ -64,9 +64,9 @@ class ScoringEngine(ScriptedEngine):
         request: EngineRequest,
         answer: Sequence[int],
         dtype: str,
-        pause: Callable[[], Awaitable[None]] = never_pause,
+        pace: AuditPace = UNPACED,
     ) -> AnswerScores:
-        await pause()
+        await pace.pause()
         self.scored.append((request, tuple(answer), dtype))
         found = self.scores.pop(0) if self.scores else CLEAN
         if isinstance(found, Exception):
@@ -396,9 +396,10 @@ async def test_audits_keep_to_their_share_of_the_time(
     took = 0.3
     score = lab.engine.score
 
-    async def slowly(*given: Any) -> AnswerScores:
+    async def slowly(request: Any, answer: Any, dtype: str, pace: AuditPace) -> AnswerScores:
         lab.now += took
-        return await score(*given)
+        pace.charge(took)
+        return await score(request, answer, dtype, pace)
 
     lab.engine.score = slowly  # type: ignore[method-assign]
     began = lab.now
@@ -412,6 +413,30 @@ async def test_audits_keep_to_their_share_of_the_time(
     assert spent / 400 < module.BUDGET + (saved_s + took) / 400
     assert len(lab.notes.records) > 10
     assert lab.auditor.describe()["engine_share"] < 0.02
+
+
+async def test_only_the_time_of_the_engine_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Preparing the images of an answer takes the engine nothing, however long it takes."""
+    monkeypatch.setattr(module, "POLL_S", 0.0005)
+    lab = Lab()
+
+    async def prepare(request: Any, answer: Any, dtype: str, pace: AuditPace) -> AnswerScores:
+        lab.now += 9.0
+        pace.charge(0.05)
+        return CLEAN
+
+    lab.engine.score = prepare  # type: ignore[method-assign]
+    await audit(lab, 10, images=(Image(b"", "png", 64, 64, "0"),))
+    assert [record.took_s for record in lab.notes.records] == [0.05] * 10
+
+
+@pytest.mark.parametrize(("side", "drops"), [(300, []), (600, ["images"])])
+async def test_images_that_cost_more_than_their_tokens_are_not_audited(
+    side: int, drops: list[str]
+) -> None:
+    lab = Lab()
+    await audit(lab, images=(Image(b"", "png", side, side, "0"),))
+    assert lab.notes.drops == drops
 
 
 async def test_the_queue_and_the_answers_in_it_are_bounded() -> None:
@@ -736,18 +761,13 @@ def test_scores_of_parts_are_joined() -> None:
 
 
 async def test_an_audit_waits_for_room_between_its_pieces() -> None:
-    """The time that it waits is not charged."""
     lab = Lab()
     lab.engine.scores = [CLEAN]
     lab.room = False
-    pausing = asyncio.create_task(lab.auditor._pause())
+    pausing = asyncio.create_task(lab.auditor.pause())
     for _ in range(5):
         await asyncio.sleep(0)
     lab.now += 3.0
     assert not pausing.done()
     lab.room = True
     await pausing
-    assert lab.auditor._took_s == 0.0
-    lab.now += 0.5
-    lab.auditor._charge()
-    assert lab.auditor._took_s == 0.5

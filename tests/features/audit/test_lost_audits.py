@@ -5,13 +5,13 @@ died by itself, and waited out by the audits that come next.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
 
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed
-from eaglegate.engine.speculation.scores import AnswerScores, ScoresAnswers, never_pause
+from eaglegate.engine.speculation.scores import UNPACED, AnswerScores, AuditPace, ScoresAnswers
 from eaglegate.engine.supervision.policy import LossCause
 from eaglegate.engine.types import EngineRequest
 from tests.engine.supervision.mortal import Cradle, Mortal, ask, supervised
@@ -23,9 +23,9 @@ class Scored(Mortal, ScoresAnswers):
         request: EngineRequest,
         answer: Sequence[int],
         dtype: str,
-        pause: Callable[[], Awaitable[None]] = never_pause,
+        pace: AuditPace = UNPACED,
     ) -> AnswerScores:
-        await pause()
+        await pace.pause()
         self.kill()
         raise EngineDead(self.dead)
 
