@@ -10,12 +10,17 @@ the room that the other twins leave.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 TWIN_TOKENS = 16_384
 """Tokens of a request's twins, the newest ones. They take 8 bytes each in the engine."""
 TWIN_CHARACTERS = 4 * TWIN_TOKENS
+READ_CHARACTERS = 8 * TWIN_CHARACTERS
+"""Characters of a conversation's results and arguments that are read for each kind of twin, the
+newest ones. Reading them takes some 10 ms."""
+VALUE_CHARACTERS = 16
+"""Characters for which one value of arguments counts, however short it is."""
 SHORTEST = 16
 """Characters below which a text is not worth a twin."""
 FEWEST_BREAKS = 4
@@ -28,61 +33,87 @@ MAX_DEPTH = 8
 def write_twins(messages: Sequence[Mapping[str, Any]]) -> str:
     """Return the newest twins of the messages of a chat template, in their order; may be empty.
     Indented ones come before the others."""
-    twins = take_newest(messages, list_twins, TWIN_CHARACTERS)
+    twins = take(_Reader().list_twins(messages), TWIN_CHARACTERS)
     room = TWIN_CHARACTERS - sum(map(len, twins))
-    return SEPARATOR.join([*take_newest(messages, list_indented, room), *twins])
+    return SEPARATOR.join([*take(_Reader().list_indented(messages), room), *twins])
 
 
-def take_newest(
-    messages: Sequence[Mapping[str, Any]],
-    list_texts_of: Callable[[Mapping[str, Any]], Iterator[str]],
-    room: int,
-) -> list[str]:
-    """Return the newest texts of the messages, in their order, with ``room`` characters at most.
-    The oldest one is cut at its beginning."""
-    texts: list[str] = []
-    for message in reversed(messages):
+def take(texts: Iterable[str], room: int) -> list[str]:
+    """Take texts, newest first, with ``room`` characters at most. Return them in their order. The
+    oldest one is cut at its beginning."""
+    kept_texts: list[str] = []
+    for text in texts:
         if not room:
             break
-        for text in reversed([*list_texts_of(message)]):
-            if room:
-                texts.append(text[-room:])
-                room -= len(texts[-1])
-    return texts[::-1]
+        kept_texts.append(text[-room:])
+        room -= len(kept_texts[-1])
+    return kept_texts[::-1]
 
 
-def list_twins(message: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the twins of one message that differ from its own text."""
-    if message.get("role") == "tool":
-        for text in list_texts(message.get("content")):
-            if (twin := escape(text)) != text:
-                yield twin
-    calls = message.get("tool_calls")
-    for call in calls if isinstance(calls, Sequence) else ():
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping):
-            continue
-        for text in _list_strings(_read_arguments(function.get("arguments")), MAX_DEPTH):
-            if escape(text) != text:
-                yield text
+class _Reader:
+    """Reads the newest results and arguments of a conversation, up to a number of characters."""
 
+    def __init__(self) -> None:
+        self._room = READ_CHARACTERS
 
-def list_indented(message: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the tool results of one message, with a space before every line."""
-    if message.get("role") == "tool":
-        for text in list_texts(message.get("content")):
-            if text.count("\n") >= FEWEST_BREAKS:
-                yield indent(text)
+    def _may_read(self, size: int) -> bool:
+        self._room -= max(size, VALUE_CHARACTERS)
+        return self._room >= 0
 
+    def list_twins(self, messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        """Yield the twins that differ from their own text, newest first."""
+        for message in reversed(messages):
+            calls = message.get("tool_calls")
+            for call in reversed(calls) if isinstance(calls, Sequence) else ():
+                function = call.get("function") if isinstance(call, Mapping) else None
+                if isinstance(function, Mapping):
+                    arguments = self._read_arguments(function.get("arguments"))
+                    for text in self._list_strings(arguments, MAX_DEPTH):
+                        if escape(text) != text:
+                            yield text
+            for text in self._list_results(message):
+                if (twin := escape(text)) != text:
+                    yield twin
 
-def list_texts(content: Any) -> Iterator[str]:
-    """Yield the texts of a message's content, which is a string or a list of parts."""
-    if isinstance(content, str):
-        yield content
-    elif isinstance(content, Sequence):
-        for part in content:
-            if isinstance(part, Mapping) and isinstance(text := part.get("text"), str):
-                yield text
+    def list_indented(self, messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        """Yield the tool results with a space before every line, newest first."""
+        for message in reversed(messages):
+            for text in self._list_results(message):
+                if text.count("\n") >= FEWEST_BREAKS:
+                    yield indent(text)
+
+    def _list_results(self, message: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the ends of the texts of a tool's result, which is a string or a list of parts."""
+        content = message.get("content") if message.get("role") == "tool" else ()
+        parts = [{"text": content}] if isinstance(content, str) else content
+        for part in reversed(parts) if isinstance(parts, Sequence) else ():
+            text = part.get("text") if isinstance(part, Mapping) else None
+            text = text[-TWIN_CHARACTERS:] if isinstance(text, str) else ""
+            if not self._may_read(len(text)):
+                return
+            yield text
+
+    def _read_arguments(self, arguments: Any) -> Any:
+        if not isinstance(arguments, str):
+            return arguments
+        if len(arguments) > self._room:
+            return None
+        self._room -= len(arguments)
+        try:
+            return json.loads(arguments)
+        except (ValueError, RecursionError):  # a model may have written anything
+            return None
+
+    def _list_strings(self, value: Any, depth: int) -> Iterator[str]:
+        if isinstance(value, str):
+            if len(value) >= SHORTEST:
+                yield value[-TWIN_CHARACTERS:]
+        elif depth and isinstance(value, Mapping | Sequence):
+            items = [*value.values()] if isinstance(value, Mapping) else value
+            for item in reversed(items):
+                if not self._may_read(len(item) if isinstance(item, str) else 0):
+                    return
+                yield from self._list_strings(item, depth - 1)
 
 
 def escape(text: str) -> str:
@@ -91,24 +122,3 @@ def escape(text: str) -> str:
 
 def indent(text: str) -> str:
     return "".join(f" {line}" for line in text.splitlines(keepends=True))
-
-
-def _read_arguments(arguments: Any) -> Any:
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):  # a model may have written anything
-        return None
-
-
-def _list_strings(value: Any, depth: int) -> Iterator[str]:
-    if isinstance(value, str):
-        if len(value) >= SHORTEST:
-            yield value
-    elif depth and isinstance(value, Mapping):
-        for item in value.values():
-            yield from _list_strings(item, depth - 1)
-    elif depth and isinstance(value, Sequence):
-        for item in value:
-            yield from _list_strings(item, depth - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from hypothesis import given
@@ -62,6 +63,40 @@ def test_the_newest_are_kept() -> None:
     assert twins.endswith("new\\n" * (TWIN_CHARACTERS // 8))
     assert len(twins) == TWIN_CHARACTERS + 2
     assert twins.startswith("old\\n") or twins[:5] in "old\\nold\\n"
+
+
+class CountedList(list[Any]):
+    """Counts the items that are read of it."""
+
+    num_read = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in super().__iter__():
+            self.num_read += 1
+            yield item
+
+    def __reversed__(self) -> Iterator[Any]:
+        for item in super().__reversed__():
+            self.num_read += 1
+            yield item
+
+
+def test_long_arguments_are_not_read_to_their_beginning() -> None:
+    numbers = CountedList([1] * 1_000_000)
+    file = "new\n" * (TWIN_CHARACTERS // 16)
+    assert write_twins([call({"file": CODE, "numbers": numbers})]) == ""
+    assert numbers.num_read < 50_000
+    assert write_twins([call({"numbers": numbers, "file": file})]) == file
+    assert write_twins([call({"file": CODE}), call({"numbers": numbers})]) == ""
+    parts = CountedList([{"text": "x"}] * 1_000_000)
+    assert write_twins([{"role": "tool", "content": parts}]) == ""
+    assert parts.num_read < 100_000
+
+
+def test_arguments_that_are_too_long_to_read_hide_no_others() -> None:
+    long = json.dumps({"numbers": [1] * 1_000_000, "file": CODE})
+    assert write_twins([call(long)]) == ""
+    assert write_twins([call({"file": CODE}), call(long)]) == CODE
 
 
 json_values = st.recursive(
