@@ -115,7 +115,7 @@ class Results:
 
     def drift(self, answers: Sequence[Answer]) -> dict[str, list[float]]:
         """Return means over positions by measure and depth."""
-        from eaglegate.lab.training.drift import MEASURES
+        from eaglegate.lab.training.unrolling import MEASURES
 
         rows = [self.by_id[answer.facts.id] for answer in answers if answer.facts.id in self.by_id]
         count = sum(len(row["matches"] or row["chances"]) for row in rows) or 1

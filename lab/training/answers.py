@@ -22,10 +22,10 @@ from eaglegate.lab.training.corpus import LAST
 from eaglegate.lab.training.data.conversation import LONG, SHORT, conversation
 from eaglegate.lab.training.data.render import answer_text, prompt_text
 from eaglegate.lab.training.data.source import Source
-from eaglegate.lab.training.evaluation_set import all_cases
 from eaglegate.lab.training.progress import Clock
 from eaglegate.lab.training.target import TargetModel
 
+SEED, SHORT_ANSWERS, LONG_ANSWERS = 101, 18_000, 500
 THINKING_SHARE = 0.9
 BATCH_TOKENS = 6_000
 MAX_TOKENS = 2_600
@@ -37,7 +37,6 @@ class Expected:
 
     prompt: list[int]
     answer: list[int]
-    group: str = "training"
 
     @property
     def ids(self) -> list[int]:
@@ -57,16 +56,6 @@ def make_expected_answers(tokenizer: Any, seed: int, short: int, long: int) -> I
         prompt, answer = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
         if len(prompt) + len(answer) <= MAX_TOKENS:
             yield Expected(prompt, answer)
-
-
-def list_evaluation(tokenizer: Any) -> Iterator[Expected]:
-    """Yield the evaluation's held-out, perturbed and long prompts."""
-    for case in all_cases(tokenizer):
-        if case.group in ("held-out", "perturbed", "long"):
-            answer = "".join(answer_text(case.conversation, True))
-            texts = case.prompt(tokenizer), answer
-            prompt, answer_ids = (tokenizer.encode(t, add_special_tokens=False) for t in texts)
-            yield Expected(prompt, answer_ids, case.group)
 
 
 def group_by_length(items: Sequence[Expected]) -> Iterator[list[Expected]]:
@@ -107,18 +96,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=101)
-    parser.add_argument("--short", type=int, default=18_000)
-    parser.add_argument("--long", type=int, default=500)
-    parser.add_argument("--evaluation", action="store_true", help="answer the evaluation's prompts")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(options.target)
     target = TargetModel.load(options.target, options.device, torch.bfloat16)
-    if options.evaluation:
-        items = list(list_evaluation(tokenizer))
-    else:
-        items = list(make_expected_answers(tokenizer, options.seed, options.short, options.long))
+    items = list(make_expected_answers(tokenizer, SEED, SHORT_ANSWERS, LONG_ANSWERS))
     groups = list(group_by_length(items))
     clock, num_complete = Clock(len(groups), 0), 0
     draft_path = options.out.with_suffix(".new")
@@ -127,7 +109,7 @@ def main() -> None:
             answers = find_own_answers(target, group)
             for item, answer in zip(group, answers, strict=True):
                 num_complete += answer == item.answer
-                row = {"set": item.group, "prompt_ids": item.prompt, "answer_ids": answer}
+                row = {"prompt_ids": item.prompt, "answer_ids": answer}
                 out.write(json.dumps(row) + "\n")
             if number % 20 == 0 or number == len(groups):
                 print(clock.describe(number), flush=True)

@@ -24,6 +24,7 @@ from eaglegate.lab.training.data.source import Source
 from eaglegate.lab.training.data.turn import Dialogue
 from eaglegate.lab.training.tokenizer import train_tokenizer
 
+SEED = 11
 ANSWER, EARLIER, PROMPT = 1.0, 0.5, 0.2
 """Loss weights of the model's turn, its earlier turns, and a sample of the prompt."""
 PROMPT_SHARE = 0.08
@@ -176,49 +177,23 @@ def write_tokenizer(out: Path, seed: int, documents: int = 14_000) -> Tokenizer:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=11)
-    parser.add_argument("--short", type=int, default=90_000, help="number of short documents")
-    parser.add_argument(
-        "--long", type=int, default=6_000, help="number of documents of 600 to 3072 tokens"
-    )
-    parser.add_argument(
-        "--dense", type=int, default=30_000, help="number of single turns for the last phase"
-    )
-    parser.add_argument(
-        "--last",
-        type=int,
-        default=90_000,
-        help="documents of the last phase, whose tools may go unused",
-    )
-    parser.add_argument(
-        "--close", type=int, default=24_000, help="documents whose tools have similar names"
-    )
-    parser.add_argument(
-        "--far", type=int, default=3_000, help="long documents whose tools have similar names"
-    )
-    parser.add_argument("--sums", type=float, default=0.12, help="share of extra plain sums")
-    parser.add_argument("--dense-sums", type=float, default=0.25)
-    options = parser.parse_args()
-    out, seed = options.out, options.seed
+    out = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
-    tokenizer = write_tokenizer(out / "tokenizer", seed)
+    tokenizer = write_tokenizer(out / "tokenizer", SEED)
     print(f"tokenizer: {time.monotonic() - start:.0f} s")
-    short_set = short_documents(tokenizer, Source(seed + 1), options.short, options.sums)
-    short_set.save(out / "short.npz")
-    long_documents(tokenizer, Source(seed + 2), options.long).save(out / "long.npz")
-    dense_set = short_documents(
-        tokenizer, Source(seed + 4), options.dense, options.dense_sums, DENSE
-    )
-    dense_set.save(out / "dense.npz")
-    last_set = short_documents(tokenizer, Source(seed + 5), options.last, options.sums, LAST)
-    last_set.save(out / "last.npz")
-    close_set = short_documents(tokenizer, Source(seed + 6), options.close, options.sums, CLOSE)
-    close_set.save(out / "close.npz")
-    far_set = long_documents(tokenizer, Source(seed + 7), options.far, FAR, 0.8)
-    far_set.save(out / "far.npz")
-    validation = short_documents(tokenizer, Source(seed + 3, True), 400, 0.0)
-    validation.save(out / "validation.npz")
+
+    def save_short(name: str, number: int, count: int, sums: float, shape: Shape = SHORT) -> None:
+        source = Source(SEED + number, name == "validation")
+        short_documents(tokenizer, source, count, sums, shape).save(out / f"{name}.npz")
+
+    save_short("short", 1, 90_000, 0.12)
+    long_documents(tokenizer, Source(SEED + 2), 6_000).save(out / "long.npz")
+    save_short("dense", 4, 30_000, 0.25, DENSE)
+    save_short("last", 5, 90_000, 0.12, LAST)
+    save_short("close", 6, 24_000, 0.12, CLOSE)
+    long_documents(tokenizer, Source(SEED + 7), 3_000, FAR, 0.8).save(out / "far.npz")
+    save_short("validation", 3, 400, 0.0)
     print(f"{time.monotonic() - start:.0f} s in all")
 
 

@@ -85,12 +85,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         type=float,
         help="learning rate of the rest (default: 0.001, a fifth with --init)",
     )
-    parser.add_argument(
-        "--alignment",
-        type=float,
-        default=DraftRecipe.alignment,
-        help="weight of attending at every depth as at the first (docs/training.md); default: 0",
-    )
     parser.add_argument("--seed", type=int, default=DraftRecipe.seed)
     parser.add_argument("--threads", type=int, help="number of CPU threads (default: all cores)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -99,8 +93,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--init sets --method and --draft-vocab; leave them out")
     if not 0 <= options.keep_share < 1:
         parser.error(f"--keep-share must be at least 0 and below 1; given {options.keep_share}")
-    if options.alignment < 0:
-        parser.error(f"--alignment must be at least 0; given {options.alignment}")
     try:
         options.target = locate(str(options.target))
         read_config(options.target)
@@ -128,7 +120,6 @@ def make_recipe(options: argparse.Namespace) -> DraftRecipe:
         steps=options.steps or steps,
         batch_tokens=options.batch_tokens,
         depths=options.depths,
-        alignment=options.alignment,
         matrix_lr=options.matrix_lr or scale * DraftRecipe.matrix_lr,
         other_lr=options.other_lr or scale * DraftRecipe.other_lr,
         seed=options.seed,

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from eaglegate.lab.training.alignment import measure_misalignment
 from eaglegate.lab.training.batches import Corpus, batches
 from eaglegate.lab.training.checkpoint import CONFIG, save_draft
 from eaglegate.lab.training.eagle import Depth, Draft, DraftShape, known_tokens, unroll
@@ -32,8 +31,6 @@ class DraftRecipe:
     depths: int = 7
     depth_decay: float = 0.9
     """Factor of the loss weight for each further depth."""
-    alignment: float = 0.0
-    """Loss weight of ``eaglegate.lab.training.alignment``; the tokens' loss has weight 1."""
     warmup: int = 20
     decay_from: float = 0.4
     final: float = 0.02
@@ -169,25 +166,10 @@ class DraftTraining:
                 min(self.recipe.depths, rows.index.shape[1]),
                 tokens,
             )
-            parts = list(self.judge_depths(unrolled_depths, targets, rows))
+            parts = [self.judge_depth(depth, targets, rows.mask) for depth in unrolled_depths]
         decay = self.recipe.depth_decay
         total = sum((decay**i * part[0] for i, part in enumerate(parts)), torch.zeros(()))
         return total / rows.mask.sum().clamp(min=1), [part[1] for part in parts]
-
-    def judge_depths(
-        self, unrolled_depths: Iterator[Depth], targets: Tensor, rows: Rows
-    ) -> Iterator[tuple[Tensor, float]]:
-        """Yield loss and share of greedy hits of each depth."""
-        root_attention: Tensor | None = None
-        for depth in unrolled_depths:
-            loss, hits = self.judge_depth(depth, targets, rows.mask)
-            if self.recipe.alignment and root_attention is not None:
-                misalignment = measure_misalignment(depth, root_attention, rows.index)
-                loss = (
-                    loss + self.recipe.alignment * misalignment[rows.mask[:, depth.depth :]].sum()
-                )
-            root_attention = depth.attention if root_attention is None else root_attention
-            yield loss, hits
 
     def judge_depth(self, depth: Depth, targets: Tensor, row_mask: Tensor) -> tuple[Tensor, float]:
         """Judge a row's guess at depth k against the row k further on at depth 0."""

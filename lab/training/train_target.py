@@ -4,7 +4,8 @@ python -m torch.distributed.run --nproc-per-node 2 -m eaglegate.lab.training.tra
         --folder DIR
 
 After an interruption, it continues from its last checkpoint. Progress is counted in steps, so the
-result does not depend on the speed of the machine.
+result does not depend on the speed of the machine. ``--export OUT`` trains nothing and writes the
+trained target as a checkpoint.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from eaglegate.lab.training.batches import Corpus, batches
+from eaglegate.lab.training.checkpoint import save_target
 from eaglegate.lab.training.corpus import ANSWER
 from eaglegate.lab.training.induction import wire
 from eaglegate.lab.training.llama import Llama, LlamaShape, Rope
@@ -263,6 +265,15 @@ def take_step(training: Training, part: list[tuple[Tensor, Tensor]]) -> tuple[fl
     return loss, answers, tokens
 
 
+def export(folder: Path, out: Path) -> None:
+    """Write the target whose training state is in ``folder`` as a checkpoint."""
+    state = torch.load(folder / CHECKPOINT, weights_only=False, map_location="cpu")
+    model = Llama(LlamaShape(**state["shape"]))
+    model.load_state_dict(state["model"])
+    save_target(model, folder / "data" / "tokenizer", out)
+    print(f"{out}: after {state['step']} of {Recipe(**state['recipe']).end} steps")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -275,7 +286,11 @@ def main() -> None:
     parser.add_argument("--close-steps", type=int, default=Recipe.close_steps)
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--export", type=Path, metavar="OUT", help="write the trained target there")
     options = parser.parse_args()
+    if options.export:
+        export(options.folder, options.export)
+        return
     recipe = Recipe(
         steps=options.steps,
         last_steps=options.last_steps,

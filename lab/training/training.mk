@@ -22,7 +22,7 @@ FURTHER_SEEDS = $(filter-out 1,$(shell seq $(DRAFT_SEEDS)))
 # glibc gives freed memory back and asks for it again at every step: half the speed on a CPU.
 ALLOCATOR = MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=20000000000 MALLOC_TOP_PAD_=268435456
 
-.PHONY: demo-model demo-eval demo-install demo-cost-scaled drift
+.PHONY: demo-model demo-eval demo-install demo-cost-scaled
 
 demo-model: $(DEMO_RUN)/MODEL_CARD.md
 
@@ -33,7 +33,7 @@ $(DEMO_RUN)/target/model.safetensors: $(DEMO_RUN)/data/validation.npz
 	$(ALLOCATOR) OMP_NUM_THREADS=1 $(TRAIN_PYTHON) -m torch.distributed.run --nproc-per-node $(RANKS) \
 	    -m eaglegate.lab.training.train_target --folder $(DEMO_RUN) --steps $(STEPS_TARGET) \
 	    --last-steps $(STEPS_LAST) --close-steps $(STEPS_CLOSE)
-	$(TRAIN_PYTHON) -m eaglegate.lab.training.export --folder $(DEMO_RUN) --out $(DEMO_RUN)/target
+	$(TRAIN_PYTHON) -m eaglegate.lab.training.train_target --folder $(DEMO_RUN) --export $(DEMO_RUN)/target
 
 $(DEMO_RUN)/answers.jsonl: $(DEMO_RUN)/target/model.safetensors
 	$(TRAIN_PYTHON) -m eaglegate.lab.training.answers --target $(DEMO_RUN)/target --out $@
@@ -63,14 +63,6 @@ demo-install: $(DEMO_RUN)/MODEL_CARD.md
 
 demo-eval:
 	$(TRAIN_PYTHON) -m eaglegate.lab.training.evaluate --target $(EVAL_TARGET) $(EVAL_DRAFTS) --out $(EVAL_OUT)
-
-# Offline: no engine runs.
-drift:
-	mkdir -p $(EVAL_OUT)
-	$(TRAIN_PYTHON) -m eaglegate.lab.training.answers --target $(EVAL_TARGET) --evaluation \
-	    --out $(EVAL_OUT)/answers.jsonl
-	$(TRAIN_PYTHON) -m eaglegate.lab.training.drift --target $(EVAL_TARGET) $(EVAL_DRAFTS) \
-	    --data $(EVAL_OUT)/answers.jsonl --out $(EVAL_OUT)
 
 demo-cost-scaled:
 	$(TRAIN_PYTHON) -m eaglegate.lab.training.cost_scaled --identity-layers $(IDENTITY_LAYERS) \

@@ -24,11 +24,22 @@ import torch
 from torch import Tensor
 
 from eaglegate.lab.training.checkpoint import load_draft
-from eaglegate.lab.training.drift import measures
-from eaglegate.lab.training.eagle import Draft, known_tokens, own_tokens, unroll
+from eaglegate.lab.training.eagle import Depth, Draft, known_tokens, own_tokens, unroll
 from eaglegate.lab.training.target import TargetModel
 
 __all__ = ["DraftHead", "TargetModel", "Trajectory", "UnrolledAnswer", "unroll_answers"]
+
+SINK = 4
+"""Number of first prompt tokens, which attract attention that has no better place."""
+MEASURES = (
+    "fed-back norm",
+    "attention on sink",
+    "attention on prompt",
+    "attention on answer",
+    "attention on own tokens",
+    "own tokens, strongest head",
+)
+"""Names of the measures. Attention is the mean over heads, and its parts sum to one."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +85,20 @@ class UnrolledAnswer:
     the draft is accepted if those before it were; their ``matches`` are empty.
     """
     drift: list[list[float]]
-    """Sums over positions of the measures of ``lab.training.drift``, by measure and depth."""
+    """Sums over positions of ``MEASURES``, by measure and depth."""
+
+
+def measure(depth: Depth, length: int, prompt: int) -> Tensor:
+    """Return sums over the rows of one exchange, in the order of MEASURES."""
+    weights = depth.attention[0].float()
+    mean = weights.mean(0)
+    sink = mean[:, :SINK].sum()
+    prompt_share = mean[:, SINK:prompt].sum()
+    own_share = mean[:, length:].sum()
+    answer_share = mean[:, prompt:length].sum()
+    peak_share = weights[:, :, length:].sum(-1).max(0).values.sum()
+    norm = depth.feedback[0].float().norm(dim=-1).sum()
+    return torch.stack([norm, sink, prompt_share, answer_share, own_share, peak_share]).double()
 
 
 @torch.no_grad()
@@ -150,7 +174,7 @@ def _unroll_one(
             chances[:, depth.depth] = torch.where(is_inside, distributions[row, guess], 0.0)
         survivors = hits
         matches += hits
-        drift.append(measures(depth, length, prompt).tolist())
+        drift.append(measure(depth, length, prompt).tolist())
     by_measure = [list(values) for values in zip(*drift, strict=True)]
     return UnrolledAnswer(matches.tolist(), chances.tolist(), by_measure)
 
@@ -179,7 +203,7 @@ def _unroll_sampled_drafts(
         target_chance = distributions[row].gather(-1, token).clamp(min=1e-9)
         share = (proposal.gather(-1, token) / target_chance).clamp(max=1.0)[:, 0]
         chances[:, depth.depth] = torch.where(positions < length, share, 0.0)
-        drift.append(measures(depth, length, prompt).tolist())
+        drift.append(measure(depth, length, prompt).tolist())
     by_measure = [list(values) for values in zip(*drift, strict=True)]
     return UnrolledAnswer([], chances.tolist(), by_measure)
 

@@ -20,7 +20,7 @@ EXTRAS = {
     "observability/tracing.py": {"opentelemetry"},
     "server/cli/top/screen.py": {"rich", "textual"},
     "lab/": {"tqdm"},
-    "lab/training/": {"matplotlib", "safetensors", "torch", "transformers"},
+    "lab/training/": {"safetensors", "torch", "transformers"},
 }
 """Packages of the extras ``otel``, ``top``, ``lab`` and ``train``, and the only places that import
 them as soon as they are loaded.

@@ -16,7 +16,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from eaglegate.engine.speculation.drafts import DraftPlan
 from eaglegate.engine.speculation.inspection import inspect_draft
 from eaglegate.lab.training import draft_training
-from eaglegate.lab.training.alignment import measure_misalignment, place_own_tokens
 from eaglegate.lab.training.batches import Corpus, batches
 from eaglegate.lab.training.checkpoint import load_draft
 from eaglegate.lab.training.corpus import sample_texts
@@ -29,7 +28,7 @@ from eaglegate.lab.training.draft_training import (
     InitialDraft,
     Rows,
 )
-from eaglegate.lab.training.eagle import Depth, known_tokens, own_tokens, unroll
+from eaglegate.lab.training.eagle import known_tokens, own_tokens, unroll
 from eaglegate.lab.training.target import TargetModel, UnfitTarget, layers_read
 from eaglegate.lab.training.tokenizer import train_tokenizer
 from eaglegate.observability.captures.files import (
@@ -138,51 +137,6 @@ def test_a_draft_is_tuned_on_a_capture_and_keeps_the_old_data_in_mind(tmp_path, 
     assert configs[0] == configs[1]
     plan = DraftPlan(str(target), {"method": "eagle3", "num_speculative_tokens": 3})
     plan.check(str(tmp_path / "both"), str(tmp_path / "draft"))
-
-
-def test_own_tokens_stand_where_the_text_has_them():
-    """Row 2 has speculated tokens 3 and 4 of a context of six."""
-    attention = torch.tensor([0.1, 0.2, 0.3, 0.0, 0.0, 0.0, 0.15, 0.25]).view(1, 1, 1, 8)
-    placed = place_own_tokens(attention, torch.tensor([[2]]), 6)
-    assert placed.flatten().tolist() == pytest.approx([0.1, 0.2, 0.3, 0.15, 0.25, 0.0])
-
-
-def test_attention_as_at_the_first_depth_costs_nothing():
-    first = torch.rand(1, 2, 3, 5).softmax(-1).tril(2)
-    first = first / first.sum(-1, keepdim=True)
-    rows = torch.tensor([[2, 3, 4]])
-    own = first[:, :, 1:].gather(-1, (rows[:, 1:, None])[:, None].expand(1, 2, 2, 1))
-    before = first[:, :, 1:].scatter(-1, rows[:, 1:, None][:, None].expand(1, 2, 2, 1), 0.0)
-    alike = torch.cat([torch.cat([before, own], -1), torch.zeros(1, 2, 1, 6)], 2)
-    empty = torch.empty(0)
-    apart = measure_misalignment(Depth(1, empty, empty, alike), first, rows)
-    assert apart.shape == (1, 2)
-    assert apart.abs().max() < 1e-6
-    turned = alike.flip(-1)
-    assert measure_misalignment(Depth(1, empty, empty, turned), first, rows).min() > 0.01
-
-
-def test_alignment_makes_deeper_attention_more_like_the_first(tmp_path, tokenizer):
-    target = make_target(tmp_path / "target", tokenizer)
-    data = write_exchanges(tmp_path / "data.jsonl")
-    for name, weight in (("plain", 0), ("aligned", 3)):
-        how = ("--steps", 60, "--alignment", weight)
-        assert train(target, data, tmp_path / name, *how) == 0
-    loaded, corpus = TargetModel.load(target), load_exchanges(data, None, 128)
-    ids, weights = corpus.batch(np.arange(len(corpus.lengths)))
-    apart = {}
-    for name in ("plain", "aligned"):
-        head, kept = load_draft(tmp_path / name, loaded.draft_shape("eagle3.1"))
-        start = InitialDraft(tmp_path / name, head, kept)
-        with torch.no_grad():
-            losses = [
-                DraftTraining(
-                    loaded, start.shape, DraftRecipe(depths=3, alignment=a), kept, "cpu", start
-                ).loss(ids, weights > 0)[0]
-                for a in (0.0, 1.0)
-            ]
-        apart[name] = float(losses[1] - losses[0])
-    assert 0 < apart["aligned"] < 0.8 * apart["plain"]
 
 
 def test_corpora_are_joined_document_by_document(tmp_path):
