@@ -25,6 +25,10 @@ FETCH_S = 10.0
 CONNECT_S = 3.0
 """Seconds for one of a host's addresses."""
 CONNECTIONS = 16
+READ_BYTES = 4096
+"""Bytes that are read at once. They are parsed at once, in the event loop, and may be a thousand
+chunks, or empty answers before the one that counts.
+"""
 MAX_REDIRECTS = 3
 MAX_URL = 8192
 """Characters of a URL. One of 8 MB would hold up the event loop for more than a second."""
@@ -158,6 +162,21 @@ async def resolve_name(threads: Executor, host: str, port: int) -> list[str]:
     return [str(address[0]) for *_, address in entries]
 
 
+class _SmallReads(httpcore.AsyncNetworkStream):
+    """Stream that reads few bytes at once."""
+
+    def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
+        self._stream = stream
+        self.write, self.aclose = stream.write, stream.aclose  # type: ignore[method-assign]
+        self.get_extra_info = stream.get_extra_info  # type: ignore[method-assign]
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return await self._stream.read(min(max_bytes, READ_BYTES), timeout)
+
+    async def start_tls(self, *arguments: Any, **options: Any) -> httpcore.AsyncNetworkStream:
+        return _SmallReads(await self._stream.start_tls(*arguments, **options))
+
+
 class _PublicNetwork(httpcore.AsyncNetworkBackend):
     """Network that connects to public addresses only."""
 
@@ -180,8 +199,10 @@ class _PublicNetwork(httpcore.AsyncNetworkBackend):
         error: Exception = FetchFailed("its host has no address")
         for address in addresses:
             try:
-                return await self._network.connect_tcp(
-                    address, port, timeout, local_address, socket_options
+                return _SmallReads(
+                    await self._network.connect_tcp(
+                        address, port, timeout, local_address, socket_options
+                    )
                 )
             except TRANSPORT_ERRORS as connect_error:
                 error = connect_error

@@ -44,6 +44,9 @@ class Site:
         self.addresses: list[list[str]] = [[PUBLIC]]
         self.dials: list[tuple[str, int]] = []
         self.requests: list[bytes] = []
+        self.reads: list[int] = []
+        """Bytes that the client wanted at most, by reads."""
+        self.keeps_connections = False
         self.pause_s = 0.0
         self.port = 0
         self.tasks: set[asyncio.Task[None]] = set()
@@ -57,15 +60,20 @@ class Site:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, asyncio.IncompleteReadError), closing(writer):
-            head = await reader.readuntil(b"\r\n\r\n")
-            self.requests.append(head)
-            data = self.answers[head.split()[1].decode().partition("?")[0]]
-            for piece in [data[i : i + 1] for i in range(len(data))] if self.pause_s else [data]:
-                writer.write(piece)
-                await asyncio.sleep(self.pause_s)
-            await writer.drain()
+            await self._answer(reader, writer)
+            while self.keeps_connections:
+                await self._answer(reader, writer)
         with suppress(OSError):
             await writer.wait_closed()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.requests.append(head)
+        data = self.answers[head.split()[1].decode().partition("?")[0]]
+        for piece in [data[i : i + 1] for i in range(len(data))] if self.pause_s else [data]:
+            writer.write(piece)
+            await asyncio.sleep(self.pause_s)
+        await writer.drain()
 
 
 class Network(httpcore.AsyncNetworkBackend):
@@ -77,7 +85,16 @@ class Network(httpcore.AsyncNetworkBackend):
         self._site.dials.append((host, port))
         if not ipaddress.ip_address(host).is_global:
             raise AssertionError(f"connected to {host}")
-        return await self._network.connect_tcp("127.0.0.1", self._site.port, *others, **options)
+        port = self._site.port
+        stream = await self._network.connect_tcp("127.0.0.1", port, *others, **options)
+        read = stream.read
+
+        async def record(max_bytes: int, timeout: float | None = None) -> bytes:
+            self._site.reads.append(max_bytes)
+            return await read(max_bytes, timeout)
+
+        stream.read = record
+        return stream
 
 
 def answer(body: bytes = PICTURE, status: str = "200 OK", *headers: str) -> bytes:
@@ -127,6 +144,22 @@ async def test_an_image_is_fetched(site, fetcher) -> None:
     assert b"host: images.example\r\n" in head
     assert b"cookie" not in head
     assert b"authorization" not in head
+
+
+async def test_each_image_has_a_connection_of_its_own(site, fetcher) -> None:
+    site.answers["/cat.png"] = answer()
+    site.keeps_connections = True
+    for _ in range(2):
+        assert await fetcher.fetch(URL, MAX_BYTES) == PICTURE
+    assert len(site.dials) == 2
+
+
+async def test_few_chunks_are_parsed_before_others_have_their_turn(site, fetcher) -> None:
+    head = "HTTP/1.1 100 Continue\r\n\r\n" * 1000 + "HTTP/1.1 200 OK\r\n"
+    chunks = b"1\r\nx\r\n" * MAX_BYTES + b"0\r\n\r\n"
+    site.answers["/cat.png"] = f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + chunks
+    assert await fetcher.fetch(URL, MAX_BYTES) == b"x" * MAX_BYTES
+    assert max(site.reads) <= 4096
 
 
 async def test_long_urls_are_refused_unread(site, fetcher) -> None:
