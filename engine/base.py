@@ -90,11 +90,10 @@ class SupportsPlanning(Protocol):
 class CountsImages(Protocol):
     """An engine whose model reads images."""
 
-    async def count_prompt(self, prompt: Sequence[int], images: Sequence[Image]) -> int:
-        """Return the number of a prompt's tokens once each placeholder is replaced by the tokens of
-        its image.
+    async def count_image(self, image: Image) -> int:
+        """Return the number of tokens by which the engine replaces an image's placeholder.
 
-        Raises RequestRejected if the model cannot take the images, and EngineError.
+        Raises RequestRejected if the model cannot take the image, and EngineError.
         """
         ...
 

@@ -182,7 +182,7 @@ def _add_messages(routes: APIRouter, gateway: Gateway) -> None:
             caller,
             "messages",
             arrival,
-            lambda limits: render_prompt(conversation, pipeline, caller.charge, limits),
+            lambda limits: render_prompt(conversation, pipeline, caller, limits),
         )
         return {"input_tokens": prompt.num_tokens}
 

@@ -2,8 +2,8 @@
 
 The child is a program that sets its own limits. It prints one line of JSON when it is ready, then
 answers each input line ``NUMBER QUESTION`` with a line ``[NUMBER, ANSWER]``. A question is JSON, or
-what the program reads instead. A child that fails or is too slow is killed, and the next question
-starts another one.
+what the program reads instead. A line ``[NUMBER, ANSWER, SIZE]`` has so many bytes behind it. A
+child that fails or is too slow is killed, and the next question starts another one.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class LimitedChild:
         return json.loads(line)
 
     async def _ask(self, question: bytes, patience_s: float) -> Any:
-        """Return the running child's answer. Raises ChildLost.
+        """Return the running child's answer, with its bytes if it says how many. Raises ChildLost.
 
         Answers are numbered, because the child may first answer for a caller that has left.
         """
@@ -85,13 +85,14 @@ class LimitedChild:
         assert child.stdin is not None
         assert child.stdout is not None
         self._number += 1
-        with suppress(TimeoutError, ConnectionError, json.JSONDecodeError):
+        with suppress(TimeoutError, ConnectionError, EOFError, json.JSONDecodeError):
             child.stdin.write(b"%d %s\n" % (self._number, question))
             async with asyncio.timeout(patience_s):
                 while line := await child.stdout.readline():
-                    number, answer = json.loads(line)
+                    number, answer, *sizes = json.loads(line)
+                    data = [await child.stdout.readexactly(size) for size in sizes]
                     if number == self._number:
-                        return answer
+                        return (answer, *data) if data else answer
         status = await _wait_for_exit(child)
         await self.aclose()
         raise ChildLost(status)

@@ -198,14 +198,14 @@ class Fleet(EnginePool, CountsImages):
         await asyncio.gather(*(worker.aclose() for worker in self.workers.values()))
         self._notify()
 
-    async def count_prompt(self, prompt: Sequence[int], images: Sequence[Image]) -> int:
+    async def count_image(self, image: Image) -> int:
         """See ``eaglegate.engine.base.CountsImages``. Any worker knows, because they serve the same
         model."""
         for worker in self.workers.values():
             session = worker.session if worker.is_serving else None
             engine = None if session is None else session.engine.capability(CountsImages)
             if engine is not None:
-                return await engine.count_prompt(prompt, images)
+                return await engine.count_image(image)
         raise EngineDead("No worker that reads images is serving.")
 
     def list_status(self) -> list[WorkerStatus]:

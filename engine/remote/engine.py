@@ -79,12 +79,12 @@ class RemoteEngine(RemoteEngineBase, SupportsCounters, SupportsInspection, Count
         facts = probe.WorkerFacts(name, max_model_len, self._speculation, image_input)
         return probe.build_info(facts, self._model, connection)
 
-    async def count_prompt(self, prompt: Sequence[int], images: Sequence[Image]) -> int:
+    async def count_image(self, image: Image) -> int:
         """See ``eaglegate.engine.base.CountsImages``."""
         self._require_connection()
         if self._images is None:
             raise RequestRejected(NO_IMAGES, "images")
-        return await self._images.count_prompt(prompt, images)
+        return await self._images.count(image)
 
     async def generate(self, request: EngineRequest, sink: StepSink) -> None:
         connection = self._require_connection()

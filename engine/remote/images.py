@@ -41,15 +41,8 @@ class ImageCounts:
         self._placeholder = image_input.placeholder
         self._known: OrderedDict[str, int] = OrderedDict()
 
-    async def count_prompt(self, prompt: Sequence[int], images: Sequence[Image]) -> int:
-        """Return a prompt's tokens with those of its images. Raises EngineError."""
-        check_placeholders(prompt, images, self._placeholder)
-        distinct = {image.digest: image for image in images}
-        counts = await asyncio.gather(*map(self._count, distinct.values()))
-        sizes = dict(zip(distinct, counts, strict=True))
-        return len(prompt) + sum(sizes[image.digest] - 1 for image in images)
-
-    async def _count(self, image: Image) -> int:
+    async def count(self, image: Image) -> int:
+        """Return the number of an image's tokens. Raises EngineError."""
         count = self._known.get(image.digest)
         if count is None:
             count = await count_tokens(self._connection, self._placeholder, image)

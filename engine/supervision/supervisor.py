@@ -292,7 +292,7 @@ class SupervisedEngine(
                 raise EngineFailed(str(error)) from None
             raise
 
-    async def count_prompt(self, prompt: Sequence[int], images: Sequence[Image]) -> int:
+    async def count_image(self, image: Image) -> int:
         """See ``eaglegate.engine.base.CountsImages``. Waits for the next engine after a loss.
 
         Raises EngineDead if none is ready in time.
@@ -300,7 +300,7 @@ class SupervisedEngine(
         session = await self._wait_session()
         if (engine := session.engine.capability(CountsImages)) is None:
             raise RequestRejected("This engine reads text only.", "images")
-        return await engine.count_prompt(prompt, images)
+        return await engine.count_image(image)
 
     async def drop_prefix(self, request: EngineRequest | None) -> int:
         """See ``eaglegate.engine.base.DropsBlocks``. Fails at once while the engine restarts."""

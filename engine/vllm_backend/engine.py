@@ -63,7 +63,7 @@ from eaglegate.engine.types import (
     PostMortem,
     StepSink,
 )
-from eaglegate.engine.vllm_backend.arguments import make_engine_config
+from eaglegate.engine.vllm_backend.arguments import make_engine_config, read_max_pixels
 from eaglegate.engine.vllm_backend.child_log import ChildLog, redact_cause
 from eaglegate.engine.vllm_backend.child_process import (
     kill_loading,
@@ -256,12 +256,12 @@ class VllmEngine(
             charge(time.monotonic() - start)
             await outputs.close_request(llm, inbox)
 
-    async def count_prompt(self, prompt: Sequence[int], images: Sequence[Image]) -> int:
+    async def count_image(self, image: Image) -> int:
         """See ``eaglegate.engine.base.CountsImages``."""
         self._require_running()
         if self._images is None:
             raise RequestRejected(NO_IMAGES, "images")
-        return await self._images.count(prompt, images)
+        return await self._images.count(image)
 
     def _accept_images(
         self, llm: AsyncLLM, outputs: StepOutputProcessor, info: EngineInfo
@@ -273,7 +273,8 @@ class VllmEngine(
 
         image_input = read_image_input(llm)
         if image_input is not None:
-            self._images = ImageRenderer(llm, outputs, image_input)
+            max_pixels = read_max_pixels(llm.vllm_config.model_config)
+            self._images = ImageRenderer(llm, outputs, image_input, max_pixels)
         return replace(info, image_input=image_input)
 
     def _has_run(self, inbox: StepQueue) -> bool | None:
@@ -460,6 +461,8 @@ class VllmEngine(
         )
         if self._outputs is not None:
             await self._outputs.fail_all(llm)
+        if self._images is not None:
+            await self._images.aclose()
         await asyncio.to_thread(llm.shutdown, SHUTDOWN_S)
 
     def _require_running(self) -> tuple[AsyncLLM, StepOutputProcessor]:

@@ -8,7 +8,9 @@ prompt that was rendered is always sent, also when its client has left; if vLLM 
 hashes are forgotten; and a prompt that fails for missing features is rendered and sent once more.
 
 vLLM never sees a client's own name for an image, because it would serve the first image of that
-name; nor a URL, because it would fetch it.
+name; nor a URL, because it would fetch it; nor an encoded image, because it would decode it in this
+process and try any decoder. It gets pixels from the same program that has checked the image,
+scaled down to what the model's processor takes.
 
 Only engines of models that read images import this module.
 """
@@ -17,17 +19,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+import sys
+from collections.abc import Coroutine, Sequence
 from functools import partial
-from io import BytesIO
 from typing import Any, TypeVar
 
 import PIL.Image
-from PIL.Image import DecompressionBombError
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import TokensPrompt
 from vllm.lora.request import LoRARequest
-from vllm.multimodal.media.image import ImageMediaIO
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed, RequestRejected
@@ -35,7 +35,9 @@ from eaglegate.engine.types import EngineRequest, ImageInput
 from eaglegate.engine.vllm_backend import translate
 from eaglegate.engine.vllm_backend.outputs import StepOutputProcessor
 from eaglegate.engine.vllm_backend.step_queue import StepQueue
-from eaglegate.text.media.image import Image, find_placeholder
+from eaglegate.text.media.decoder_pool import DecoderPool
+from eaglegate.text.media.image import Image, find_placeholder, fit_size
+from eaglegate.text.media.source import ImageReaderLost
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -45,6 +47,8 @@ PROMPTS = 2
 """Prompts whose images are decoded at the same time: one while vLLM prepares the other. Images that
 wait for their preparation would fill the memory after an engine's loss.
 """
+MAX_COUNTS = 4096
+"""Sizes of images whose number of tokens is remembered."""
 MAX_REASON = 200
 """Most characters of an image processor's reason that a client is told."""
 
@@ -53,28 +57,47 @@ class ImageRenderer:
     """Takes prompts with images into one engine."""
 
     def __init__(
-        self, llm: AsyncLLM, outputs: StepOutputProcessor, image_input: ImageInput
+        self,
+        llm: AsyncLLM,
+        outputs: StepOutputProcessor,
+        image_input: ImageInput,
+        max_pixels: int,
     ) -> None:
+        """Images are scaled down to about ``max_pixels``."""
         self._llm = llm
         self._outputs = outputs
         self._image_input = image_input
+        self._max_pixels = max_pixels
+        self._decoders = DecoderPool(sys.maxsize)
+        self._counts: dict[tuple[int, int], int] = {}
+        """Numbers of tokens, by the size of a picture."""
         self._room = asyncio.Semaphore(PROMPTS)
         self._tasks: set[asyncio.Task[Any]] = set()
         """Tasks that a client's leaving does not end; asyncio itself would forget them."""
 
-    async def count(self, prompt: Sequence[int], images: Sequence[Image]) -> int:
-        """Return the number of a prompt's tokens with those of its images.
+    async def aclose(self) -> None:
+        await self._decoders.aclose()
 
-        The features go into a cache of their own, because the engine does not get them. Raises
-        EngineError.
+    async def count(self, image: Image) -> int:
+        """Return the number of an image's tokens, which its size decides. Raises EngineError.
+
+        The features of a blank image go into a cache of their own, because the engine does not get
+        them.
         """
-        self._check(prompt, images)
-        task = await self._begin(partial(self._render, prompt, images, None, counts_only=True))
-        rendered = await asyncio.shield(task)
-        return len(rendered["prompt_token_ids"])
+        size = fit_size(image.width, image.height, self._max_pixels)
+        if size not in self._counts:
+            prompt, blank = [self._image_input.placeholder], PIL.Image.new("RGB", size)
+            rendered = await self._render(prompt, [blank], None, counts_only=True)
+            if len(self._counts) >= MAX_COUNTS:
+                self._counts.clear()
+            self._counts[size] = len(rendered["prompt_token_ids"])
+        return self._counts[size]
 
     async def open_request(self, request: EngineRequest, adapter: LoRARequest | None) -> StepQueue:
-        """Render and send a request, and return the queue of its steps. Raises EngineError."""
+        """Render and send a request, and return the queue of its steps. Raises EngineError.
+
+        Once its images are decoded, it is sent also if the client leaves.
+        """
         self._check(request.prompt, request.images)
         if not request.images:
             return await self._outputs.open_request(self._llm, request, adapter)
@@ -82,12 +105,33 @@ class ImageRenderer:
             raise RequestRejected(
                 "Log probabilities of a prompt with images cannot be given.", "prompt_logprobs"
             )
-        task = await self._begin(partial(self._send, request, adapter))
+        await self._room.acquire()
+        try:
+            pictures = [await self._decode(*numbered) for numbered in enumerate(request.images)]
+        except BaseException:
+            self._room.release()
+            raise
+        task = self._keep(self._send(request, adapter, pictures))
+        task.add_done_callback(lambda _: self._room.release())
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             task.add_done_callback(self._abandon)
             raise
+
+    async def _decode(self, index: int, image: Image) -> PIL.Image.Image:
+        """Decode an image of a prompt. Raises RequestRejected and EngineFailed."""
+        try:
+            picture = await self._decoders.decode(image.data, image.format, self._max_pixels)
+        except ValueError as error:
+            raise RequestRejected(f"Image {index} cannot be read: {_shorten(error)}.") from error
+        except ImageReaderLost as error:
+            raise EngineFailed(str(error)) from error
+        if picture.image_size != (image.width, image.height):
+            raise RequestRejected(
+                f"Image {index} cannot be read: its size is not the one it was checked with."
+            )
+        return await asyncio.to_thread(PIL.Image.frombytes, "RGB", picture.size, picture.data)
 
     def _abandon(self, task: asyncio.Task[StepQueue]) -> None:
         """End a request whose client left before it was sent."""
@@ -95,22 +139,19 @@ class ImageRenderer:
             return
         self._keep(self._outputs.close_request(self._llm, task.result()))
 
-    async def _begin(self, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
-        """Begin work on a prompt's images when there is room for them. The room is taken until the
-        work ends, also if the client leaves."""
-        await self._room.acquire()
-        task = self._keep(work())
-        task.add_done_callback(lambda _: self._room.release())
-        return task
-
     def _keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _send(self, request: EngineRequest, adapter: LoRARequest | None) -> StepQueue:
-        rendered = await self._render(request.prompt, request.images, request.cache_salt)
+    async def _send(
+        self,
+        request: EngineRequest,
+        adapter: LoRARequest | None,
+        pictures: Sequence[PIL.Image.Image],
+    ) -> StepQueue:
+        rendered = await self._render(request.prompt, pictures, request.cache_salt)
         try:
             return await self._outputs.send(self._llm, request, adapter, rendered)
         except EngineDead:
@@ -148,14 +189,15 @@ class ImageRenderer:
     async def _render(
         self,
         prompt: Sequence[int],
-        images: Sequence[Image],
+        pictures: Sequence[PIL.Image.Image],
         cache_salt: str | None,
         *,
         counts_only: bool = False,
     ) -> dict[str, Any]:
         """Return vLLM's input for the engine: expanded ids, features, hashes and their places."""
-        pictures = await asyncio.to_thread(decode_images, images)
-        tokens = TokensPrompt(prompt_token_ids=list(prompt), multi_modal_data={MODALITY: pictures})
+        tokens = TokensPrompt(
+            prompt_token_ids=list(prompt), multi_modal_data={MODALITY: [*pictures]}
+        )
         if cache_salt:
             tokens["cache_salt"] = cache_salt
         render = partial(self._llm.renderer.render_cmpl_async, [tokens], skip_mm_cache=counts_only)
@@ -167,25 +209,6 @@ class ImageRenderer:
         except Exception as error:
             raise convert_image_error(error) from error
         return dict(rendered)
-
-
-def decode_images(images: Sequence[Image]) -> list[Any]:
-    """Decode images as vLLM does: upright, in RGB, on white. Raises RequestRejected.
-
-    They were decoded once before, in a process with limits. An image is not decoded if it is not of
-    the size that it had there.
-    """
-    reader = ImageMediaIO()
-    pictures = []
-    for index, image in enumerate(images):
-        try:
-            with PIL.Image.open(BytesIO(image.data), formats=[image.format.upper()]) as header:
-                if header.size != (image.width, image.height):
-                    raise ValueError("its size is not the one it was checked with")
-            pictures.append(reader.load_bytes(image.data))
-        except (OSError, ValueError, SyntaxError, DecompressionBombError) as error:
-            raise RequestRejected(f"Image {index} cannot be read: {_shorten(error)}.") from error
-    return pictures
 
 
 def convert_image_error(error: Exception) -> EngineError:

@@ -17,7 +17,7 @@ READERS = {
     "features/audit/tags.py": "child process",
     "engine/vllm_backend/grammar_trial.py": "child process",
     "engine/remote/images.py": "draws an image, and reads none",
-    "engine/vllm_backend/images.py": "after text/media/decoder.py has decoded the same bytes",
+    "engine/vllm_backend/images.py": "wraps pixels, and reads none",
     "server/apis/shared/constraints.py": "on the request's path: meta-schemas, within check_bounds",
     "text/grammars/enforcement.py": "on the request's path: listed values, linear patterns",
     "text/grammars/lark_grammar.py": "on the request's path, up to MAX_DEFINITION characters",

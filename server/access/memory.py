@@ -133,7 +133,7 @@ class MemoryMonitor:
         pairs = zip(self._bounds, self._used, strict=True)
         if any(now + num_bytes > bound for bound, now in pairs):
             raise Unavailable(
-                f"This gateway has no memory for an answer of {num_bytes} bytes: {self.summary}. "
+                f"This gateway has no memory for {num_bytes} bytes more: {self.summary}. "
                 "Retry after the time in Retry-After, or ask for less.",
                 code="memory_pressure",
                 retry_after_s=RETRY_S,

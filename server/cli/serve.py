@@ -314,11 +314,13 @@ class ServeCommand:
         """Return the reader of images; None if the model reads text only."""
         if info.image_input is None:
             return None
+        from eaglegate.text.media.fetch import ImageFetcher
         from eaglegate.text.media.reader import ImageReader
         from eaglegate.text.media.source import ImageLimits
 
         settings = self._settings
-        reader = ImageReader(make_part(ImageLimits, settings), settings.media_hosts)
+        fetcher = ImageFetcher(settings.media_hosts) if settings.media_hosts else None
+        reader = ImageReader(make_part(ImageLimits, settings), fetcher)
         placeholder = info.image_input.placeholder
         return PromptImages(self._engine, reader, placeholder, settings.engine_wait_s)
 

@@ -44,7 +44,6 @@ from eaglegate.engine.events import (
 from eaglegate.engine.speculation.accounting import Account
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineRequest, Step
-from eaglegate.server.access.budget import RequestCharge
 from eaglegate.server.access.caller import Requester
 from eaglegate.server.access.prompt_turns import PromptTurn
 from eaglegate.server.errors import DeadlineExceeded, GatewayError, ReaderTooSlow, context_overflow
@@ -73,6 +72,8 @@ from eaglegate.text.events import FinishReason, ParserEvent
 from eaglegate.text.parsing.parser import Parser
 from eaglegate.text.rendering.encoding import PromptTooLong, RenderLimits
 
+PIXELS_PER_TOKEN = 28 * 28
+"""Pixels that an engine decodes for the price of a token that it reads."""
 ENDINGS: dict[type[Exception], Ending] = {
     RequestRejected: Ending.REJECTED,
     EngineError: Ending.ENGINE,
@@ -255,7 +256,7 @@ async def _make_prompt(source: PromptSource, job: Job, pipeline: Pipeline) -> Pr
     limits = prompt_limits(*cut)
     match source:
         case Conversation() if source.images:
-            return await _make_image_prompt(source, question, pipeline, charge)
+            return await _make_image_prompt(source, job, pipeline)
         case Conversation() if question.drops_oldest:
             room = room_for_messages(question.sampling.max_tokens, max_model_len)
             _, token_ids = await render_newest(source, renderer, charge, room, max_model_len)
@@ -274,16 +275,15 @@ async def _make_prompt(source: PromptSource, job: Job, pipeline: Pipeline) -> Pr
     return pipeline.parsers.read(token_ids, continued_text)
 
 
-async def _make_image_prompt(
-    conversation: Conversation, question: Question, pipeline: Pipeline, charge: RequestCharge
-) -> Prompt:
+async def _make_image_prompt(conversation: Conversation, job: Job, pipeline: Pipeline) -> Prompt:
+    question, caller, charge = job.question, job.caller, job.caller.charge
     prompt_images, max_model_len = pipeline.images, pipeline.info.max_model_len
     assert prompt_images is not None
-    images = await prompt_images.read(conversation.images, charge)
+    images = await prompt_images.read(conversation.images, caller)
     conversation = await prompt_images.arrange(conversation, pipeline.renderer)
     if question.drops_oldest:
         room = room_for_messages(question.sampling.max_tokens, max_model_len)
-        measure = prompt_images.make_measure(images, charge)
+        measure = prompt_images.make_measure(images, caller)
         conversation, token_ids = await render_newest(
             conversation, pipeline.renderer, charge, room, max_model_len, measure
         )
@@ -292,7 +292,7 @@ async def _make_image_prompt(
         limits = RenderLimits(max_tokens=max_model_len)
         token_ids = await render(conversation, pipeline.renderer, charge, limits)
     prompt = pipeline.parsers.read(token_ids, conversation.continued_text)
-    return await prompt_images.add_images(prompt, images, charge)
+    return await prompt_images.add_images(prompt, images, caller)
 
 
 def _make_requests(job: Job, pipeline: Pipeline, prompts: Sequence[Prompt]) -> list[EngineRequest]:
@@ -368,7 +368,9 @@ class _Choice:
         try:
             has_logprobs = request.sampling.prompt_logprobs is not None
             turns = pipeline.scored_prompts if has_logprobs else pipeline.prompts
-            self._turn = turns.turn(requester, request.num_prompt)
+            pixels = sum(image.width * image.height for image in request.images)
+            price = request.num_prompt + pixels // PIXELS_PER_TOKEN
+            self._turn = turns.turn(requester, price)
             async with self._turn:
                 await pipeline.engine.generate(request, self)
         except _AnswerEnded:

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from eaglegate.engine.base import CountsImages, Engine
 from eaglegate.engine.errors import EngineDead, EngineError
-from eaglegate.server.access.budget import KeyTurns, RequestCharge
+from eaglegate.server.access.budget import RequestCharge
+from eaglegate.server.access.caller import Caller, Requester
+from eaglegate.server.access.prompt_turns import STEPS, PromptTurns
 from eaglegate.server.errors import (
     PROMPT_PARAM,
     InvalidRequest,
@@ -25,7 +29,12 @@ from eaglegate.server.errors import (
 from eaglegate.server.generation.job import Conversation, Prompt, is_result
 from eaglegate.server.generation.prompt import Measure
 from eaglegate.text.media.image import Image
-from eaglegate.text.media.source import ImageReaderLost, ImageRefused, ImageSource
+from eaglegate.text.media.source import (
+    ImageCharge,
+    ImageReaderLost,
+    ImageRefused,
+    ImageSource,
+)
 from eaglegate.text.rendering.base import Renderer
 from eaglegate.text.rendering.template import IMAGE, count_images
 
@@ -34,6 +43,14 @@ if TYPE_CHECKING:
 
 POLL_S = 0.05
 RETRY_S = 5.0
+DECODED_PIXELS = 32 << 20
+"""Pixels that are decoded at the same time, for each class of keys: one of the largest images."""
+PIXEL_BYTES = 16
+"""Bytes of memory that a pixel takes while it is decoded, as a WebP with transparency."""
+FETCHES = 8
+"""Images that are fetched at the same time for one client: half of all (``ImageFetcher``)."""
+COUNTS = 2
+"""Images that the engine counts at the same time, for each class of keys."""
 
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": {}}}
@@ -68,6 +85,11 @@ def list_parts(content: str | Sequence[Mapping[str, str]]) -> Sequence[Mapping[s
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
+def make_turns(limit: int) -> PromptTurns:
+    """Return turns that begin while less than ``limit`` is inside."""
+    return PromptTurns(lambda: limit // STEPS)
+
+
 @dataclass(slots=True)
 class PromptImages:
     """Reads the images of prompts, and counts their tokens."""
@@ -78,21 +100,26 @@ class PromptImages:
     """Id of the token that stands for an image."""
     wait_s: float = 0.0
     """Longest wait for an engine that restarts."""
-    turns: KeyTurns = field(default_factory=KeyTurns)
-    """Turns to have images decoded, or processed by the engine's only thread for it."""
+    decodes: PromptTurns = field(default_factory=lambda: make_turns(DECODED_PIXELS))
+    """Turns of images to be decoded, each by its pixels."""
+    counts: PromptTurns = field(default_factory=lambda: make_turns(COUNTS))
+    fetches: WeakValueDictionary[str, asyncio.Semaphore] = field(
+        default_factory=WeakValueDictionary
+    )
+    """Turns of images to be fetched, by client. A host that is silent holds up its client only."""
     _shows_results: bool | None = field(default=None, init=False)
     """True if the template shows images in tool results; None before the first one."""
 
-    async def read(
-        self, sources: Sequence[ImageSource], charge: RequestCharge
-    ) -> tuple[Image, ...]:
-        """Return the images, and charge their bytes. Raises InvalidRequest and TooManyRequests."""
+    async def read(self, sources: Sequence[ImageSource], caller: Caller) -> tuple[Image, ...]:
+        """Return the images, and charge their bytes. Raises GatewayError."""
         if not sources:
             return ()
+        charge = caller.charge
         charge.take_images(len(sources))
-        turn = self.turns.turn(charge.name)
         try:
-            return await self.reader.read(sources, charge.name or "", charge.hold, turn)
+            return await self.reader.read(
+                sources, charge.name or "", _Charge(self, charge, caller.to_requester())
+            )
         except ImageRefused as error:
             raise InvalidRequest(str(error), param=error.param) from error
         except ImageReaderLost as error:
@@ -122,9 +149,7 @@ class PromptImages:
         except ValueError:
             return False
 
-    async def add_images(
-        self, prompt: Prompt, images: tuple[Image, ...], charge: RequestCharge
-    ) -> Prompt:
+    async def add_images(self, prompt: Prompt, images: tuple[Image, ...], caller: Caller) -> Prompt:
         """Return a conversation's prompt with its images and its length. Raises GatewayError."""
         num_places = prompt.token_ids.count(self.placeholder)
         if num_places != len(images):
@@ -134,33 +159,35 @@ class PromptImages:
                 "in messages of the user.",
                 param="messages",
             )
-        length = await self._count(prompt.token_ids, images, charge)
+        lengths = await self._count_all(images, caller)
+        length = len(prompt.token_ids) - num_places + sum(lengths)
         return replace(prompt, images=images, expanded_length=length)
 
-    def make_measure(self, images: Sequence[Image], charge: RequestCharge) -> Measure:
+    def make_measure(self, images: Sequence[Image], caller: Caller) -> Measure:
         """Return the measure of a conversation whose oldest images may have been dropped."""
         lengths: list[int] = []
 
         async def measure(conversation: Conversation, token_ids: Sequence[int]) -> int:
             if not lengths:
-                prompt = (self.placeholder,)
-                lengths.extend([await self._count(prompt, [image], charge) for image in images])
+                lengths.extend(await self._count_all(images, caller))
             num_images = len(conversation.images)
             return len(token_ids) - num_images + sum(lengths[len(lengths) - num_images :])
 
         return measure
 
-    async def _count(
-        self, token_ids: Sequence[int], images: Sequence[Image], charge: RequestCharge
-    ) -> int:
-        """Return the number of a prompt's tokens with those of its images. Raises GatewayError."""
+    async def _count_all(self, images: Sequence[Image], caller: Caller) -> list[int]:
+        requester = caller.to_requester()
+        return [await self._count(image, requester) for image in images]
+
+    async def _count(self, image: Image, requester: Requester) -> int:
+        """Return the number of an image's tokens. Raises GatewayError."""
         end = time.monotonic() + self.wait_s
         while True:
             counter = self.engine.capability(CountsImages)
             try:
                 if counter is not None:
-                    async with self.turns.turn(charge.name):
-                        return await counter.count_prompt(token_ids, images)
+                    async with self.counts.turn(requester, 1):
+                        return await counter.count_image(image)
             except EngineDead:
                 pass
             except EngineError as error:
@@ -179,3 +206,24 @@ class PromptImages:
                 "without an image. Leave it out, and send images as parts of messages.",
                 param=param,
             )
+
+
+@dataclass(frozen=True, slots=True)
+class _Charge(ImageCharge):
+    """Charges of one request's images, with turns in the order of admission."""
+
+    images: PromptImages
+    charge: RequestCharge
+    requester: Requester
+
+    def hold(self, num_bytes: int) -> None:
+        self.charge.hold(num_bytes)
+
+    def fetch(self) -> asyncio.Semaphore:
+        return self.images.fetches.setdefault(self.requester.flow, asyncio.Semaphore(FETCHES))
+
+    @asynccontextmanager
+    async def decode(self, num_pixels: int) -> AsyncIterator[None]:
+        async with self.images.decodes.turn(self.requester, num_pixels):
+            self.charge.budget.check_memory(PIXEL_BYTES * num_pixels)
+            yield

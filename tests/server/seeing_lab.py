@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from io import BytesIO
@@ -18,7 +17,7 @@ from eaglegate.server.generation.images import PromptImages
 from eaglegate.server.generation.pipeline import Pipeline
 from eaglegate.text.media.data_url import read_data_url
 from eaglegate.text.media.image import Image
-from eaglegate.text.media.source import ImageRefused, ImageSource
+from eaglegate.text.media.source import ImageCharge, ImageRefused, ImageSource
 from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer
 from tests.server.conftest import DEMO, Lab, PlainRenderer
 from tests.text.media.pictures import make_picture, to_url
@@ -44,11 +43,7 @@ class QuickReader:
         self.owners: list[str | None] = []
 
     async def read(
-        self,
-        sources: Sequence[ImageSource],
-        owner: str,
-        hold: Callable[[int], None],
-        turn: AbstractAsyncContextManager[Any],
+        self, sources: Sequence[ImageSource], owner: str, charge: ImageCharge
     ) -> tuple[Image, ...]:
         self.sources += sources
         self.owners.append(owner)
@@ -67,11 +62,8 @@ class QuickReader:
 class SeeingEngine(ScriptedEngine, CountsImages):
     """Takes one token per pixel of an image's width."""
 
-    counts: list[int] = field(default_factory=list)
-
-    async def count_prompt(self, prompt: Sequence[int], images: Sequence[Image]) -> int:
-        self.counts.append(len(images))
-        return len(prompt) + sum(image.width - 1 for image in images)
+    async def count_image(self, image: Image) -> int:
+        return image.width
 
 
 class PartsRenderer(PlainRenderer):

@@ -5,21 +5,9 @@ from __future__ import annotations
 import binascii
 
 WHITESPACE = b" \t\r\n\f"
-ESCAPES = (
-    "%2B+",
-    "%2b+",
-    "%2F/",
-    "%2f/",
-    "%3D=",
-    "%3d=",
-    "%0A\n",
-    "%0a\n",
-    "%0D\r",
-    "%0d\r",
-    "%20 ",
-)
-"""Percent-encoded characters of base64, each followed by the character. A general decoder would
-need seconds for a URL that is nothing but escapes.
+ESCAPED = "+/=\n\r "
+"""Characters that may be percent-encoded. A general decoder would need seconds for a URL that is
+nothing but escapes.
 """
 FORM = "data:image/png;base64,..."
 
@@ -54,8 +42,9 @@ def read_data_url(url: str, max_bytes: int) -> bytes:
 def _clean(payload: str) -> bytes:
     """Return base64 without padding, white space and percent-encoding."""
     if "%" in payload:
-        for escape in ESCAPES:
-            payload = payload.replace(escape[:3], escape[3:])
+        for character in ESCAPED:
+            for code in (f"%{ord(character):02X}", f"%{ord(character):02x}"):
+                payload = payload.replace(code, character)
     try:
         return payload.encode("ascii").translate(None, WHITESPACE).rstrip(b"=")
     except UnicodeEncodeError:

@@ -1,14 +1,17 @@
 """Program that decodes images within limits of memory and CPU time.
 
-    python -m eaglegate.text.media.decoder MAX_PIXELS MAX_ASPECT CPU_SECONDS
+    python -m eaglegate.text.media.decoder MAX_PIXELS CPU_SECONDS
 
-A question is the number of bytes of an encoded image, on a line of its own, and these bytes. The
-answer is the image's width and height, or a message for the client. If an image takes too long, the
-kernel kills the process. See ``text/limited_child.py``.
+A question is a line ``NUMBER NUM_BYTES FORMAT TASK`` and so many bytes of an encoded image. The
+answer is a message for the client, or the image's width and height:
 
-Images are decoded here although only their size is returned. An engine decodes the same bytes in
-the gateway's process, where a hostile image would use up its time and memory. So the steps are
-those of vLLM: decode, rotate by EXIF, convert to RGB.
+- ``look``: as the header has them. No pixel is decoded.
+- a number: as the image is shown. After them come the width and height of the picture, which has at
+  most so many pixels, and its RGB bytes; none if the number is 0.
+
+If an image takes too long, the kernel kills the process. See ``text/limited_child.py``. No other
+process decodes what a client sent. The picture is the one that vLLM would make of the same bytes:
+upright as its EXIF says, in RGB, transparent parts on white.
 """
 
 from __future__ import annotations
@@ -24,14 +27,32 @@ from io import BytesIO
 from time import process_time
 from typing import BinaryIO
 
-from PIL import GifImagePlugin, ImageOps, JpegImagePlugin, PngImagePlugin, WebPImagePlugin  # noqa: F401
+from PIL import GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin  # noqa: F401
 from PIL import Image as Pillow
+
+from eaglegate.text.media.image import fit_size
 
 MEMORY_BYTES = 1 << 30
 HEADER_CPU_S = 0.25
-"""CPU seconds for all before the pixels. The engine reads it again for every answer, in Python."""
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-"""Formats by Pillow's names. It opens no other."""
+"""CPU seconds for all before the pixels, which are spent before an image has its price."""
+MAX_ASPECT = 200
+"""Largest ratio of an image's longer side to its shorter one. Models take no more than this."""
+MAX_EXIF_BYTES = 64 << 10
+ORIENTATION = 0x112
+"""EXIF's tag."""
+TRANSPOSITIONS = {
+    2: Pillow.Transpose.FLIP_LEFT_RIGHT,
+    3: Pillow.Transpose.ROTATE_180,
+    4: Pillow.Transpose.FLIP_TOP_BOTTOM,
+    5: Pillow.Transpose.TRANSPOSE,
+    6: Pillow.Transpose.ROTATE_270,
+    7: Pillow.Transpose.TRANSVERSE,
+    8: Pillow.Transpose.ROTATE_90,
+}
+"""The way from the pixels to the image that is shown, by orientation."""
+SIDEWAYS = (5, 6, 7, 8)
+"""Orientations of an image that is shown as wide as its pixels are high."""
+WHITE = (255, 255, 255)
 DAMAGED = (
     "An image must be whole; this one is damaged, cut off, or has too much metadata. "
     "Encode it again."
@@ -40,44 +61,84 @@ TOO_MUCH_MEMORY = (
     f"An image may take at most {MEMORY_BYTES} bytes of memory to be decoded; this one takes more. "
     "Scale it down."
 )
+Answer = tuple[list[int] | str, bytes]
 
 
-class TooLarge(ValueError):
-    """The size in the image's header is over a limit."""
+class Refused(ValueError):
+    """An image is over a limit. The message is for the client."""
 
 
-def decode(data: bytes, max_pixels: int, max_aspect: int) -> tuple[int, int] | str:
-    """Return an image's width and height, or the reason why it is refused."""
+def answer(data: bytes, form: str, task: str, max_pixels: int) -> Answer:
+    """Return the numbers and bytes that answer a question, or the reason of a refusal.
+
+    No format but ``form`` is tried, a name of Pillow's.
+    """
     start = process_time()
     try:
-        with Pillow.open(BytesIO(data), formats=FORMATS) as image:
+        with Pillow.open(BytesIO(data), formats=[form]) as image:
             if process_time() - start > HEADER_CPU_S:
-                return DAMAGED
-            size = image.size
-            _check_size(*size, max_pixels, max_aspect)
-            image.load()
-            with suppress(Exception):  # as in vLLM, which leaves such an image as it is
-                ImageOps.exif_transpose(image, in_place=True)
-            if image.mode != "RGB":
-                image.convert("RGB")
-    except TooLarge as error:
-        return str(error)
+                return DAMAGED, b""
+            _check_size(*image.size, max_pixels)
+            return ([*image.size], b"") if task == "look" else _decode(image, int(task))
+    except Refused as error:
+        return str(error), b""
     except Pillow.DecompressionBombError:  # more than twice the limit, before the size is known
-        return _describe_pixels(f"more than {2 * max_pixels}", max_pixels)
+        return _describe_pixels(f"more than {2 * max_pixels}", max_pixels), b""
     except MemoryError:
-        return TOO_MUCH_MEMORY
+        return TOO_MUCH_MEMORY, b""
     except Exception:  # decoders raise nearly any error for damaged data
-        return DAMAGED
-    return size
+        return DAMAGED, b""
 
 
-def _check_size(width: int, height: int, max_pixels: int, max_aspect: int) -> None:
-    """Raises TooLarge."""
+def _decode(image: Pillow.Image, max_pixels: int) -> Answer:
+    image.load()  # a PNG may have its EXIF behind its pixels
+    orientation = _read_orientation(image)
+    size = image.size[::-1] if orientation in SIDEWAYS else image.size
+    picture = _convert_to_rgb(image)
+    if not max_pixels:
+        return [*size], b""
+    if (fit := fit_size(*image.size, max_pixels)) != image.size:
+        picture = picture.resize(fit, Pillow.Resampling.BICUBIC)
+    if orientation in TRANSPOSITIONS:
+        picture = picture.transpose(TRANSPOSITIONS[orientation])
+    return [*size, *picture.size], picture.tobytes()
+
+
+def _read_orientation(image: Pillow.Image) -> int:
+    """Return the orientation by EXIF or XMP; 1 for an image that is shown as it is. Raises
+    Refused.
+    """
+    text = str(image.info.get("Raw profile type exif", ""))  # in hexadecimal, as ImageMagick does
+    num_bytes = max(len(image.info.get("exif", b"")), len(text) // 2)
+    if num_bytes > MAX_EXIF_BYTES:
+        raise Refused(
+            f"An image may have at most {MAX_EXIF_BYTES} bytes of EXIF; this one has {num_bytes}. "
+            "Leave it out."
+        )
+    with suppress(Exception):  # as in vLLM, which leaves such an image as it is
+        return int(image.getexif().get(ORIENTATION, 1))
+    return 1
+
+
+def _convert_to_rgb(image: Pillow.Image) -> Pillow.Image:
+    if image.mode == "RGB":
+        return image
+    if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
+        return image.convert("RGB")
+    if image.mode != "RGBA":
+        image = image.convert("RGBA")
+    picture = Pillow.new("RGB", image.size, WHITE)
+    picture.paste(image, mask=image.getchannel("A"))
+    return picture
+
+
+def _check_size(width: int, height: int, max_pixels: int) -> None:
+    """Raises Refused."""
     if width * height > max_pixels:
-        raise TooLarge(_describe_pixels(f"{width} x {height}", max_pixels))
-    if max(width, height) > max_aspect * min(width, height):
-        raise TooLarge(
-            f"The longer side of an image may be at most {max_aspect} times the shorter one; this "
+        raise Refused(_describe_pixels(f"{width} x {height}", max_pixels))
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise Refused(
+            f"The longer side of an image may be at most {MAX_ASPECT} times the shorter one; this "
             f"one has {width} x {height} pixels. Crop it."
         )
 
@@ -86,18 +147,17 @@ def _describe_pixels(pixels: str, max_pixels: int) -> str:
     return f"An image may have at most {max_pixels} pixels; this one has {pixels}. Scale it down."
 
 
-def read_questions(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and the encoded image of each question."""
+def read_questions(stream: BinaryIO) -> Iterator[tuple[int, bytes, str, str]]:
+    """Yield the number, image, format and task of each question."""
     while line := stream.readline():
-        number, _, num_bytes = line.partition(b" ")
+        number, num_bytes, form, task = line.decode().split()
         data = stream.read(int(num_bytes))
         stream.readline()
-        yield int(number), data
+        yield int(number), data, form, task
 
 
 def main() -> None:
-    max_pixels, max_aspect = map(int, sys.argv[1:3])
-    cpu_s = float(sys.argv[3])
+    max_pixels, cpu_s = int(sys.argv[1]), float(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     # The gateway handles these signals, and needs this process until its requests have finished.
@@ -105,11 +165,13 @@ def main() -> None:
     warnings.simplefilter("ignore")
     Pillow.MAX_IMAGE_PIXELS = max_pixels
     print("true", flush=True)
-    for number, data in read_questions(sys.stdin.buffer):
+    for number, data, form, task in read_questions(sys.stdin.buffer):
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
-        answer = decode(data, max_pixels, max_aspect)
+        numbers, pixels = answer(data, form, task, max_pixels)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps([number, answer]), flush=True)
+        print(json.dumps([number, numbers, len(pixels)]), flush=True)
+        sys.stdout.buffer.write(pixels)
+        sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

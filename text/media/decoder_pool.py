@@ -8,7 +8,8 @@ import signal
 import sys
 
 from eaglegate.text.limited_child import ChildLost, LimitedChild
-from eaglegate.text.media.source import ImageLimits, ImageReaderLost
+from eaglegate.text.media.image import ImageFormat, Picture
+from eaglegate.text.media.source import ImageReaderLost
 
 log = logging.getLogger(__name__)
 
@@ -25,41 +26,55 @@ CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.S
 """Signals of a crash in a decoder, which would repeat with the same image."""
 TOO_SLOW = "An image must be quick to decode; this one took too long. Encode it again."
 CRASH = "An image must be whole; this one crashed its decoder. Encode it again."
+Answer = tuple[list[int] | str, bytes]
 
 
 class DecoderPool:
-    """Decoder of at most ``PROCESSES`` images at a time, in the order of their arrival."""
+    """Decoder of ``PROCESSES`` images at a time, in the order of their arrival."""
 
-    def __init__(self, limits: ImageLimits) -> None:
-        numbers = (limits.max_pixels, limits.max_aspect, CPU_S)
-        command = (sys.executable, "-m", DECODER, *map(str, numbers))
+    def __init__(self, max_pixels: int) -> None:
+        command = (sys.executable, "-m", DECODER, str(max_pixels), str(CPU_S))
         self._turns = asyncio.Semaphore(PROCESSES)
         self._idle = [_Decoder(command) for _ in range(PROCESSES)]
 
-    async def decode(self, data: bytes) -> tuple[int, int]:
-        """Decode an image and return its width and height.
+    async def look(self, data: bytes, name: ImageFormat) -> tuple[int, int]:
+        """Return an image's width and height as its header has them.
 
         Raises ValueError with a message for the client if the image is refused, and
         ImageReaderLost. Cancelling the call ends the work on the image.
         """
-        async with self._turns:
-            decoder = self._idle.pop()
-            try:
-                answer = await decoder.decode(data)
-            finally:
-                self._idle.append(decoder)
-        if isinstance(answer, str):
-            raise ValueError(answer)
-        width, height = answer
+        (width, height), _ = await self._ask(data, name, "look")
         return width, height
+
+    async def decode(self, data: bytes, name: ImageFormat, max_pixels: int = 0) -> Picture:
+        """Decode an image, and return it with at most about ``max_pixels``.
+
+        By default the picture is empty: the image is decoded to know whether it can be. Raises as
+        ``look`` does.
+        """
+        numbers, pixels = await self._ask(data, name, str(max_pixels))
+        width, height, *size = numbers
+        return Picture((width, height), (size[0], size[1]) if size else (0, 0), pixels)
 
     async def aclose(self) -> None:
         for decoder in self._idle:
             await decoder.aclose()
 
+    async def _ask(self, data: bytes, name: ImageFormat, task: str) -> tuple[list[int], bytes]:
+        head = f"{len(data)} {name.upper()} {task}\n".encode()
+        async with self._turns:
+            decoder = self._idle.pop()
+            try:
+                answer, pixels = await decoder.ask(head + data)
+            finally:
+                self._idle.append(decoder)
+        if isinstance(answer, str):
+            raise ValueError(answer)
+        return answer, pixels
+
 
 class _Decoder(LimitedChild):
-    async def decode(self, data: bytes) -> list[int] | str:
+    async def ask(self, question: bytes) -> Answer:
         """Return the child's answer. A lost child may not be the image's fault, so retry once.
 
         Raises ImageReaderLost.
@@ -67,25 +82,20 @@ class _Decoder(LimitedChild):
         status = None
         for _ in range(ATTEMPTS):
             try:
-                return await self._decode_once(data)
+                if not self._is_running:
+                    await self._start()
+                answer: Answer = await self._ask(question, PATIENCE_S)
+                return answer
+            except asyncio.CancelledError:
+                await self.aclose()
+                raise
             except (ChildLost, TimeoutError) as error:
                 status = error.status if isinstance(error, ChildLost) else None
                 if status == -signal.SIGPROF:
-                    return TOO_SLOW
+                    return TOO_SLOW, b""
                 log.warning("a process that decodes images ended: %s", error)
         if status is not None and -status in CRASHES:
-            return CRASH
+            return CRASH, b""
         raise ImageReaderLost(
             f"The process that decodes images ended {ATTEMPTS} times. Try again.", RETRY_S
         )
-
-    async def _decode_once(self, data: bytes) -> list[int] | str:
-        """Raises ChildLost and TimeoutError."""
-        try:
-            if not self._is_running:
-                await self._start()
-            answer: list[int] | str = await self._ask(b"%d\n%s" % (len(data), data), PATIENCE_S)
-        except asyncio.CancelledError:
-            await self.aclose()
-            raise
-        return answer

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpcore
 
-from eaglegate.text.media.hosts import MediaHost, MediaUrl, is_allowed, is_public, parse_url
+from eaglegate.text.media.hosts import MediaUrl, is_allowed, is_public, parse_host, parse_url
 
 FETCH_S = 10.0
 """Seconds for one image, with the name's resolution and all redirects."""
@@ -59,12 +59,12 @@ class ImageFetcher:
 
     def __init__(
         self,
-        hosts: Sequence[MediaHost],
+        hosts: Sequence[str],
         resolve: Resolve | None = None,
         network: httpcore.AsyncNetworkBackend | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._hosts = hosts
+        self._hosts = tuple(map(parse_host, hosts))
         # A name server that is silent holds a thread for half a minute. asyncio's own threads also
         # render prompts.
         self._threads = ThreadPoolExecutor(CONNECTIONS, "resolver")

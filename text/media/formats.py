@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 
 from eaglegate.text.media.image import ImageFormat
 
@@ -30,22 +29,17 @@ OTHER_SIGNATURES = (
 HEAD_BYTES = 256
 
 
-def detect_format(data: bytes, formats: Collection[ImageFormat]) -> ImageFormat:
-    """Return an image's format, whatever its URL says. Raises ValueError if it is not in
-    ``formats``.
-    """
+def detect_format(data: bytes) -> ImageFormat:
+    """Return an image's format, whatever its URL says. Raises ValueError if it is another one."""
     head = data[:HEAD_BYTES]
     for name, signature in SIGNATURES:
-        if name in formats and signature.match(head):
+        if signature.match(head):
             return name
-    choices = ", ".join(FORMAT_NAMES[name] for name in formats)
+    choices = ", ".join(FORMAT_NAMES.values())
     raise ValueError(f"An image is one of {choices}; this is {_describe(head)}. Convert it.")
 
 
 def _describe(head: bytes) -> str:
-    for name, signature in SIGNATURES:
-        if signature.match(head):
-            return f"a {FORMAT_NAMES[name]}"
     for description, signature in OTHER_SIGNATURES:
         if signature.match(head):
             return description

@@ -5,38 +5,36 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from eaglegate.text.media.data_url import read_data_url
 from eaglegate.text.media.decoder_pool import DecoderPool
 from eaglegate.text.media.formats import detect_format
-from eaglegate.text.media.hosts import parse_host
 from eaglegate.text.media.image import Image
-from eaglegate.text.media.source import ImageLimits, ImageRefused, ImageSource
+from eaglegate.text.media.source import ImageCharge, ImageLimits, ImageRefused, ImageSource
 
 if TYPE_CHECKING:
     from eaglegate.text.media.fetch import ImageFetcher
 
 MAX_SIZES = 4096
-NO_TURN = nullcontext()
+LOOK_PIXELS = 1 << 20
+"""Price of a look at an image's header, which tells the price of the image."""
+NO_CHARGE = ImageCharge()
 
 
 class ImageReader:
     """Reader of the images of all requests. It starts processes when the first image arrives.
 
-    A request's images are decoded one after another, so requests with many images share the
-    processes with the others. A conversation repeats its images in every turn, so images that were
-    decoded once are remembered by their digest.
+    A request's images are read one after another, each in a turn of its own, so requests with many
+    images share the processes with the others. A conversation repeats its images in every
+    turn, so images that were decoded once are remembered by their digest.
     """
 
-    def __init__(self, limits: ImageLimits, hosts: Sequence[str] = ()) -> None:
-        """``hosts`` are those from which images may be fetched, as ``parse_host`` reads them."""
-        self._limits = limits
-        self._hosts = tuple(map(parse_host, hosts))
-        self._decoders = DecoderPool(limits)
-        self._fetcher: ImageFetcher | None = None
+    def __init__(self, limits: ImageLimits, fetcher: ImageFetcher | None = None) -> None:
+        """Without a ``fetcher``, images come in data: URLs only."""
+        self._limits, self._fetcher = limits, fetcher
+        self._decoders = DecoderPool(limits.max_pixels)
         self._sizes: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
         """Width and height of decoded images, by owner and digest."""
 
@@ -44,99 +42,71 @@ class ImageReader:
         self,
         sources: Sequence[ImageSource],
         owner: str | None = None,
-        hold: Callable[[int], None] = lambda _: None,
-        turn: AbstractAsyncContextManager[Any] = NO_TURN,
+        charge: ImageCharge = NO_CHARGE,
     ) -> tuple[Image, ...]:
         """Read a request's images.
 
         An image that its owner sent before is read sooner. Another owner cannot tell. Without an
         owner nothing is remembered.
 
-        ``hold`` gets the bytes of each image before the next one is fetched, and may raise. Images
-        are decoded within ``turn``. They are fetched before it, because their hosts may be slow.
-
-        Raises ImageRefused, and ImageReaderLost if the same request may succeed later.
+        Raises ImageRefused, what ``charge`` raises, and ImageReaderLost if the same request may
+        succeed later.
         """
-        limits = self._limits
-        if len(sources) > limits.max_images:
+        limit, images = self._limits.max_images, list[Image]()
+        if len(sources) > limit:
             raise ImageRefused(
-                sources[limits.max_images].param,
-                f"A request may have at most {limits.max_images} images; this one has "
-                f"{len(sources)}. Send fewer.",
+                sources[limit].param,
+                f"A request may have at most {limit} images; this one has {len(sources)}. Send "
+                "fewer.",
             )
-        encoded = await self._load_all(sources, hold)
-        async with turn:
-            return await self._decode_all(sources, encoded, owner)
+        for source in sources:
+            try:
+                data = await self._load(source.url, charge)
+                charge.hold(len(data))
+                images.append(await self._decode(data, owner, charge))
+                self._check_totals(images)
+            except ValueError as error:
+                raise ImageRefused(source.param, str(error)) from None
+        return tuple(images)
 
     async def aclose(self) -> None:
         await self._decoders.aclose()
         if self._fetcher is not None:
             await self._fetcher.aclose()
 
-    async def _load_all(
-        self, sources: Sequence[ImageSource], hold: Callable[[int], None]
-    ) -> list[bytes]:
-        limit, num_bytes, encoded = self._limits.max_request_bytes, 0, []
-        for source in sources:
-            try:
-                data = await self._load(source.url)
-            except ValueError as error:
-                raise ImageRefused(source.param, str(error)) from None
-            num_bytes += len(data)
-            if num_bytes > limit:
-                raise ImageRefused(
-                    source.param,
-                    f"The images of a request may have at most {limit} bytes together; these have "
-                    "more. Send fewer or smaller ones.",
-                )
-            hold(len(data))
-            encoded.append(data)
-        return encoded
-
-    async def _load(self, url: str) -> bytes:
+    async def _load(self, url: str, charge: ImageCharge) -> bytes:
         """Return the bytes behind a URL. Raises ValueError with a message for the client."""
         if url[:5].lower() == "data:":
             return await asyncio.to_thread(read_data_url, url, self._limits.max_bytes)
-        if not self._hosts:
-            raise ValueError("This gateway fetches no images; send a data: URL.")
-        return await self._get_fetcher().fetch(url, self._limits.max_bytes)
-
-    def _get_fetcher(self) -> ImageFetcher:
-        """Return the fetcher, whose imports and certificates no gateway needs before its first
-        URL.
-        """
         if self._fetcher is None:
-            from eaglegate.text.media.fetch import ImageFetcher
+            raise ValueError("This gateway fetches no images; send a data: URL.")
+        async with charge.fetch():
+            return await self._fetcher.fetch(url, self._limits.max_bytes)
 
-            self._fetcher = ImageFetcher(self._hosts)
-        return self._fetcher
-
-    async def _decode_all(
-        self, sources: Sequence[ImageSource], encoded: Sequence[bytes], owner: str | None
-    ) -> tuple[Image, ...]:
-        limit, num_pixels, images = self._limits.max_request_pixels, 0, []
-        for source, data in zip(sources, encoded, strict=True):
-            try:
-                image = await self._decode(data, owner)
-            except ValueError as error:
-                raise ImageRefused(source.param, str(error)) from None
-            num_pixels += image.width * image.height
-            if num_pixels > limit:
-                raise ImageRefused(
-                    source.param,
-                    f"The images of a request may have at most {limit} pixels together; these have "
-                    "more. Send fewer or smaller ones.",
+    def _check_totals(self, images: Sequence[Image]) -> None:
+        """Raises ValueError with a message for the client."""
+        num_bytes = sum(len(image.data) for image in images)
+        num_pixels = sum(image.width * image.height for image in images)
+        for unit, total, limit in (
+            ("bytes", num_bytes, self._limits.max_request_bytes),
+            ("pixels", num_pixels, self._limits.max_request_pixels),
+        ):
+            if total > limit:
+                raise ValueError(
+                    f"The images of a request may have at most {limit} {unit} together; these have "
+                    "more. Send fewer or smaller ones."
                 )
-            images.append(image)
-        return tuple(images)
 
-    async def _decode(self, data: bytes, owner: str | None) -> Image:
+    async def _decode(self, data: bytes, owner: str | None, charge: ImageCharge) -> Image:
         """Raises ValueError with a message for the client, and ImageReaderLost."""
-        name = detect_format(data, self._limits.formats)
+        name = detect_format(data)
         digest = await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
         size = None if owner is None else self._sizes.get((owner, digest))
         if size is None:
-            size = await self._decoders.decode(data)
+            async with charge.decode(LOOK_PIXELS):
+                width, height = await self._decoders.look(data, name)
+            async with charge.decode(width * height):
+                size = (await self._decoders.decode(data, name)).image_size
         if owner is not None:
             self._remember((owner, digest), size)
         return Image(data, name, *size, digest)

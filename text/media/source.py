@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
 from msgspec import Struct
-
-from eaglegate.text.media.image import ImageFormat
 
 
 class ImageSource(Struct, frozen=True):
@@ -30,15 +29,30 @@ class ImageLimits:
     """Maximum number of bytes of an encoded image."""
     max_pixels: int = 32 << 20
     """Maximum number of pixels of an image."""
-    max_aspect: int = 200
-    """Maximum ratio of an image's longer side to its shorter one. Models take no more than this."""
     max_images: int = 20
     """Maximum number of images in a request."""
     max_request_bytes: int = 64 << 20
     """Maximum number of bytes of a request's encoded images together."""
     max_request_pixels: int = 128 << 20
     """Maximum number of pixels of a request's images together."""
-    formats: tuple[ImageFormat, ...] = ("png", "jpeg", "webp", "gif")
+
+
+class ImageCharge:
+    """Charges of one request's images, and their turns. This one charges nothing, and never waits.
+
+    Each call may raise, which refuses the request.
+    """
+
+    def hold(self, num_bytes: int) -> None:
+        """Charge the bytes of an image, before the next one is fetched."""
+
+    def fetch(self) -> AbstractAsyncContextManager[object]:
+        """Return the turn of an image to be fetched."""
+        return nullcontext()
+
+    def decode(self, num_pixels: int) -> AbstractAsyncContextManager[object]:  # noqa: ARG002
+        """Return the turn of an image to be decoded."""
+        return nullcontext()
 
 
 class ImageRefused(ValueError):

@@ -250,7 +250,7 @@ async def _make_prompt(
             param="add_special_tokens",
         )
     conversation = _conversation(request, pipeline, caller)
-    return await render_prompt(conversation, pipeline, caller.charge, limits)
+    return await render_prompt(conversation, pipeline, caller, limits)
 
 
 def _conversation(request: TokenizeRequest, pipeline: Pipeline, caller: Caller) -> Conversation:

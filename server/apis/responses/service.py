@@ -167,7 +167,7 @@ class ResponsesService:
             job.caller,
             "responses",
             arrival,
-            lambda limits: render_prompt(source, path, job.caller.charge, limits),
+            lambda limits: render_prompt(source, path, job.caller, limits),
         )
         return {"object": "response.input_tokens", "input_tokens": prompt.num_tokens}
 

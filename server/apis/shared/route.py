@@ -12,7 +12,6 @@ from typing import Annotated, Any, Generic
 from fastapi import Depends, Request
 from starlette.responses import Response
 
-from eaglegate.server.access.budget import RequestCharge
 from eaglegate.server.access.caller import Caller, find_caller
 from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.apis.shared.request import Model, read_body, read_json, validate
@@ -95,17 +94,17 @@ def answer(
 
 
 async def render_prompt(
-    conversation: Conversation, pipeline: Pipeline, charge: RequestCharge, limits: RenderLimits
+    conversation: Conversation, pipeline: Pipeline, caller: Caller, limits: RenderLimits
 ) -> Prompt:
     """Return a conversation's prompt. Raises GatewayError and PromptTooLong."""
     images: tuple[Image, ...] = ()
     if pipeline.images is not None:
-        images = await pipeline.images.read(conversation.images, charge)
+        images = await pipeline.images.read(conversation.images, caller)
         conversation = await pipeline.images.arrange(conversation, pipeline.renderer)
-    prompt = Prompt(tuple(await render(conversation, pipeline.renderer, charge, limits)))
+    prompt = Prompt(tuple(await render(conversation, pipeline.renderer, caller.charge, limits)))
     if pipeline.images is None or not images:
         return prompt
-    return await pipeline.images.add_images(prompt, images, charge)
+    return await pipeline.images.add_images(prompt, images, caller)
 
 
 CONTEXTS = 4

@@ -56,8 +56,8 @@ async def test_images_are_sent_as_data_and_counted_once():
         assert engine.info.image_input == ImageInput(PLACEHOLDER, 999)
         worker.counted.clear()
         asked = about(CAT, DOG, CAT)
-        for _ in range(2):
-            assert await engine.count_prompt(asked.prompt, asked.images) == 302
+        for image in asked.images * 2:
+            assert await engine.count_image(image) == 100
         assert len(worker.counted) == 2
         await steps_of(engine, replace(asked, expanded_length=302))
     (body,) = worker.bodies
@@ -114,7 +114,7 @@ async def test_a_worker_that_reads_text_only_gets_no_images(model):
         with pytest.raises(RequestRejected, match="reads text only"):
             await steps_of(engine, about(CAT))
         with pytest.raises(RequestRejected, match="reads text only"):
-            await engine.count_prompt((5, PLACEHOLDER), (CAT,))
+            await engine.count_image(CAT)
     assert not worker.bodies
 
 

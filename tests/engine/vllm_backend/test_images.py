@@ -7,8 +7,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from io import BytesIO
 from typing import Any
 
+import PIL.Image
 import pytest
 import pytest_asyncio
 from msgspec.structs import replace
@@ -24,7 +26,6 @@ from eaglegate.engine.types import EngineRequest, ImageInput
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.child_process import replace_environment
 from eaglegate.engine.vllm_backend.engine import VllmEngine
-from eaglegate.engine.vllm_backend.images import decode_images
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from tests.engine.drive import (
     QUESTIONS,
@@ -141,11 +142,9 @@ async def test_a_prompt_is_as_long_as_its_count(
     engine: VllmEngine, requests: list[EngineRequest]
 ) -> None:
     """A token stands for 28 by 28 pixels: sixteen for 112 by 112."""
-    one = requests[1]
-    assert await engine.count_prompt(one.prompt, one.images) == len(one.prompt) - 1 + 16
-    two = requests[3]
-    assert await engine.count_prompt(two.prompt, two.images) > len(two.prompt) + 40
-    assert await engine.count_prompt(requests[0].prompt, ()) == len(requests[0].prompt)
+    assert await engine.count_image(requests[1].images[0]) == 16
+    counts = [await engine.count_image(image) for image in requests[3].images]
+    assert counts == [49, 44]
 
 
 @pytest.mark.parametrize(
@@ -161,8 +160,6 @@ async def test_placeholders_without_their_images_are_refused(
     images = tuple(draw_picture(seed, 56, 56) for seed in range(pictures))
     with pytest.raises(RequestRejected, match=words):
         await run(engine, replace(request, images=images))
-    with pytest.raises(RequestRejected, match=words):
-        await engine.count_prompt(request.prompt, images)
 
 
 async def test_images_that_the_processor_refuses_are_named(
@@ -220,9 +217,9 @@ async def test_features_that_the_engine_lost_are_sent_again(
 
 async def render_only(engine: VllmEngine, request: EngineRequest) -> None:
     assert engine._llm is not None
+    pictures = [PIL.Image.open(BytesIO(image.data)) for image in request.images]
     tokens = TokensPrompt(
-        prompt_token_ids=list(request.prompt),
-        multi_modal_data={"image": decode_images(request.images)},
+        prompt_token_ids=list(request.prompt), multi_modal_data={"image": pictures}
     )
     await engine._llm.renderer.render_cmpl_async([tokens])
 
@@ -261,7 +258,8 @@ async def test_an_answer_to_images_is_scored_with_them(
     engine: VllmEngine, requests: list[EngineRequest]
 ) -> None:
     two = requests[3]
-    length = await engine.count_prompt(two.prompt, two.images)
+    counts = [await engine.count_image(image) for image in two.images]
+    length = len(two.prompt) - 2 + sum(counts)
     for request in (two, *sampled([two])):
         answer = (await run(engine, request)).token_ids
         counted = replace(request, expanded_length=length)

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from eaglegate.engine.vllm_backend.arguments import MAX_PIXELS, limit_pixels
+from eaglegate.engine.vllm_backend.arguments import (
+    MAX_PIXELS,
+    TILED_PIXELS,
+    limit_pixels,
+    read_max_pixels,
+)
 
 QWEN = {
     "image_processor_type": "Qwen2VLImageProcessorFast",
@@ -33,21 +38,28 @@ def test_images_are_reduced_to_two_megapixels(processor: dict[str, Any], largest
     limit_pixels(model)
     size = {"shortest_edge": 3136, "longest_edge": largest}
     assert model.multimodal_config.mm_processor_kwargs == {"fps": 1, "size": size}
+    assert read_max_pixels(model) == largest
 
 
 @pytest.mark.parametrize(
-    ("processor", "kwargs"),
+    ("processor", "kwargs", "taken"),
     [
-        (QWEN, {"size": {"shortest_edge": 1, "longest_edge": 2}}),
-        (QWEN, {"max_pixels": 9}),
-        ({"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 336}}, None),
-        ({}, None),
+        (QWEN, {"size": {"shortest_edge": 1, "longest_edge": 2}}, 2),
+        (QWEN, {"max_pixels": 9}, 9),
+        (QWEN, {"images_kwargs": {"max_pixels": 9}}, 9),
+        (QWEN, {"min_pixels": 9}, 12845056),
+        ({"image_processor_type": "IdeficsImageProcessor", "size": {"longest_edge": 336}}, None,
+         TILED_PIXELS),
+        ({}, None, TILED_PIXELS),
     ],
-)
-def test_another_limit_or_processor_stays(processor: dict[str, Any], kwargs: Any) -> None:
+)  # fmt: skip
+def test_another_limit_or_processor_stays(
+    processor: dict[str, Any], kwargs: Any, taken: int
+) -> None:
     model = make_model(processor, kwargs)
     limit_pixels(model)
     assert model.multimodal_config.mm_processor_kwargs == kwargs
+    assert read_max_pixels(model) == taken
 
 
 def test_a_text_model_has_no_limit() -> None:

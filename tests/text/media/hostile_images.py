@@ -49,8 +49,22 @@ def deflate_zeros(num_bytes: int) -> bytes:
     return zlib.compress(bytes(num_bytes), 1)
 
 
+MAX_EXIF = 64 << 10
+
+
+def make_exif(num_bytes: int) -> bytes:
+    """EXIF of rationals, which Python reads and writes slowly."""
+    count = (num_bytes - 30) // 8
+    head = struct.pack("<2sHIHHHII", b"II", 42, 8, 1, 0x9000, 5, count, 26) + bytes(4)
+    return head + struct.pack("<II", 1, 3) * count
+
+
 def list_png() -> Iterator[Case]:
     whole = make_picture("PNG")
+    profile = b"Raw profile type exif\0\nexif\n%d\n" % MAX_EXIF + b"00" * (MAX_EXIF + 1)
+    yield Case("much EXIF", make_png(make_chunk(b"eXIf", bytes(MAX_EXIF + 1))), "bytes of EXIF")
+    yield Case("EXIF of rationals", make_png(make_chunk(b"eXIf", make_exif(MAX_EXIF))), READ)
+    yield Case("much EXIF as text", make_png(make_chunk(b"tEXt", profile)), "bytes of EXIF")
     bomb = deflate_zeros(20 << 20)
     yield Case("whole", make_png(), READ)
     yield Case("signature alone", SIGNATURE)
@@ -66,6 +80,7 @@ def list_png() -> Iterator[Case]:
     yield Case("2 gigapixels a side", make_png(header=make_header(2**31 - 1, 2**31 - 1)), "pixels")
     yield Case("giant and interlaced", make_png(header=make_header(60000, 60000, 6, 1)), "pixels")
     yield Case("just above the pixels", make_png(header=make_header(1025, 1024)), "1025 x 1024")
+    yield Case("one column", make_png(header=make_header(1, 1000)), "1 x 1000 pixels")
     yield Case("one row", make_png(header=make_header(1000, 1)), "1000 x 1 pixels")
     yield Case("too few rows", make_png(header=make_header(900, 900)))
     yield Case("more pixels than the header says", make_png(pixels=bomb), READ)
@@ -152,6 +167,8 @@ def list_webp() -> Iterator[Case]:
         return b"RIFF" + struct.pack("<I", len(chunks) + 4) + b"WEBP" + chunks
 
     frames = [Pillow.new("RGB", (8, 8), (index, 0, 0)) for index in range(50)]
+    exif = encode(frames[0], "WEBP", exif=b"Exif\0\0" + make_exif(2 << 20))
+    yield Case("2 MB of EXIF", exif, "at most 65536 bytes of EXIF")
     yield Case("whole", whole, READ)
     yield Case("signature alone", whole[:12])
     yield Case("header cut off", whole[:24])

@@ -21,7 +21,6 @@ from cryptography.x509.oid import NameOID
 
 from eaglegate.text.media import fetch
 from eaglegate.text.media.fetch import ImageFetcher, resolve_name
-from eaglegate.text.media.hosts import parse_host
 from eaglegate.text.media.reader import ImageReader
 from eaglegate.text.media.source import ImageLimits, ImageRefused, ImageSource
 from tests.text.media.pictures import make_picture
@@ -121,7 +120,7 @@ async def site() -> AsyncIterator[Site]:
 
 @pytest.fixture
 async def fetcher(site) -> AsyncIterator[ImageFetcher]:
-    fetcher = ImageFetcher(tuple(map(parse_host, HOSTS)), site.resolve, Network(site))
+    fetcher = ImageFetcher(HOSTS, site.resolve, Network(site))
     yield fetcher
     await fetcher.aclose()
 
@@ -317,7 +316,7 @@ async def test_a_slow_resolver_is_given_up(site, monkeypatch) -> None:
         return []
 
     monkeypatch.setattr(fetch, "FETCH_S", 0.1)
-    fetcher = ImageFetcher(tuple(map(parse_host, HOSTS)), resolve, Network(site))
+    fetcher = ImageFetcher(HOSTS, resolve, Network(site))
     assert "more than 0.1 s" in await refuse(fetcher)
     await fetcher.aclose()
 
@@ -326,7 +325,7 @@ async def test_a_name_that_does_not_resolve(site) -> None:
     async def resolve(host: str, port: int) -> list[str]:
         raise OSError("Name or service not known")
 
-    fetcher = ImageFetcher(tuple(map(parse_host, HOSTS)), resolve, Network(site))
+    fetcher = ImageFetcher(HOSTS, resolve, Network(site))
     assert "the connection to its host failed" in await refuse(fetcher)
     await fetcher.aclose()
 
@@ -348,7 +347,7 @@ async def test_a_silent_name_server_does_not_delay_prompts(site, monkeypatch) ->
         return []
 
     monkeypatch.setattr(fetch.socket, "getaddrinfo", wait)
-    fetcher = ImageFetcher([parse_host("images.example")], network=Network(site))
+    fetcher = ImageFetcher(["images.example"], network=Network(site))
     task = asyncio.create_task(refuse(fetcher))
     try:
         await began.wait()
@@ -393,7 +392,7 @@ async def test_a_certificate_must_be_the_hosts(site, tmp_path, name, is_fetched)
     site.port = server.sockets[0].getsockname()[1]
     site.answers = {"/cat.png": answer(), "/down": redirect("http://images.example/cat.png")}
     tls = ssl.create_default_context(cafile=str(certificate))
-    fetcher = ImageFetcher(tuple(map(parse_host, HOSTS)), site.resolve, Network(site), tls)
+    fetcher = ImageFetcher(HOSTS, site.resolve, Network(site), tls)
     if is_fetched:
         assert await fetcher.fetch("https://images.example/cat.png", MAX_BYTES) == PICTURE
         message = await refuse(fetcher, "https://images.example/down")
@@ -415,7 +414,7 @@ async def test_certificates_are_read_once(site, monkeypatch) -> None:
 
     monkeypatch.setattr(ssl, "create_default_context", create_context)
     monkeypatch.setattr(fetch, "CONNECT_S", 0.1)  # the site speaks no TLS
-    fetcher = ImageFetcher(tuple(map(parse_host, HOSTS)), site.resolve, Network(site))
+    fetcher = ImageFetcher(HOSTS, site.resolve, Network(site))
     for _ in range(3):
         assert "connection to its host failed" in await refuse(fetcher, "https://images.example/")
     assert len(contexts) == 1
@@ -423,8 +422,7 @@ async def test_certificates_are_read_once(site, monkeypatch) -> None:
 
 
 async def test_the_reader_fetches_and_checks_images(site, fetcher) -> None:
-    reader = ImageReader(ImageLimits(), ["images.example"])
-    reader._fetcher = fetcher
+    reader = ImageReader(ImageLimits(), fetcher)
     site.answers = {"/cat.png": answer(), "/page": answer(b"<!DOCTYPE html><title>Log in</title>")}
     (image,) = await reader.read([ImageSource("input[0]", URL)])
     assert image.data == PICTURE

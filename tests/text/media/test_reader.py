@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 from PIL import Image as Pillow
 
 from eaglegate.text.media import reader as reader_module
-from eaglegate.text.media.decoder_pool import DecoderPool
 from eaglegate.text.media.image import Image
-from eaglegate.text.media.reader import ImageReader
-from eaglegate.text.media.source import ImageLimits, ImageRefused, ImageSource
+from eaglegate.text.media.reader import LOOK_PIXELS, ImageReader
+from eaglegate.text.media.source import ImageCharge, ImageLimits, ImageRefused, ImageSource
 from tests.text.media.pictures import encode, make_picture, to_source, to_url
 
 LIMITS = ImageLimits(max_pixels=1 << 20, max_images=3)
@@ -88,8 +88,6 @@ async def test_a_refusal_names_the_part(reader) -> None:
         ({"max_request_pixels": 7000}, ["at most 7000 pixels together"]),
         ({"max_pixels": 3000}, ["at most 3000 pixels", "this one has 64 x 48"]),
         ({"max_pixels": 1000}, ["at most 1000 pixels", "more than 2000"]),
-        ({"max_aspect": 1}, ["at most 1 times", "64 x 48 pixels"]),
-        ({"formats": ("jpeg", "gif")}, ["one of JPEG, GIF", "this is a PNG"]),
     ],
 )
 async def test_limits(changes, fragments) -> None:
@@ -106,25 +104,46 @@ async def test_urls_of_other_kinds_are_refused(reader) -> None:
         assert refusal.rule == "This gateway fetches no images; send a data: URL."
 
 
+class Turns(ImageCharge):
+    """Records the pixels for which an image has its turn."""
+
+    def __init__(self) -> None:
+        self.pixels: list[int] = []
+
+    @asynccontextmanager
+    async def decode(self, num_pixels: int) -> AsyncIterator[None]:
+        self.pixels.append(num_pixels)
+        yield
+
+
+async def test_an_image_has_a_turn_for_its_pixels(reader) -> None:
+    turns = Turns()
+    sources = [to_source(make_picture(size=size)) for size in ((64, 48), (20, 10))]
+    await reader.read(sources, charge=turns)
+    assert turns.pixels == [LOOK_PIXELS, 64 * 48, LOOK_PIXELS, 200]
+
+
 async def test_an_owners_images_are_decoded_once(reader, monkeypatch) -> None:
-    decode, num_images = DecoderPool.decode, 0
-
-    async def count(pool: DecoderPool, data: bytes) -> tuple[int, int]:
-        nonlocal num_images
-        num_images += 1
-        return await decode(pool, data)
-
-    monkeypatch.setattr(DecoderPool, "decode", count)
     monkeypatch.setattr(reader_module, "MAX_SIZES", 2)
+    turns = Turns()
     red, green, blue = (to_source(make_picture(size=(size, size))) for size in (8, 9, 10))
     cases = (
         ("a", red, 1), ("a", red, 1), ("b", red, 2), ("a", red, 2), (None, red, 3), (None, red, 4),
         ("a", green, 5), ("a", red, 5), ("a", blue, 6), ("a", red, 6), ("a", green, 7),
     )  # fmt: skip
-    for owner, source, expected in cases:
-        (image,) = await reader.read([source], owner)
+    for owner, source, num_decoded in cases:
+        (image,) = await reader.read([source], owner, turns)
         assert image.width == {red: 8, green: 9, blue: 10}[source]
-        assert num_images == expected
+        assert len(turns.pixels) == 2 * num_decoded
+
+
+async def test_the_size_of_an_image_is_the_one_that_is_shown(reader) -> None:
+    exif = Pillow.Exif()
+    exif[0x112] = 6
+    for form in ("JPEG", "PNG", "WEBP"):
+        data = encode(Pillow.new("RGB", (64, 48)), form, exif=exif)
+        (image,) = await reader.read([to_source(data)])
+        assert (image.width, image.height) == (48, 64)
 
 
 async def test_refused_images_are_not_remembered(reader) -> None:

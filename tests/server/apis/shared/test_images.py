@@ -8,17 +8,28 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from PIL import Image as Pillow
 
 from eaglegate.engine.errors import EngineDead, EngineFailed, RequestRejected
+from eaglegate.server.access.fair_order import Priority
 from eaglegate.server.access.keys import ApiKey, KeyRing, hash_key
 from eaglegate.server.access.quota import KeyQuota
-from eaglegate.text.media.decoder_pool import DecoderPool
+from eaglegate.server.errors import Unavailable
+from eaglegate.server.generation.images import DECODED_PIXELS
+from eaglegate.text.media.fetch import CONNECTIONS
 from eaglegate.text.media.image import Image
 from eaglegate.text.media.reader import ImageReader
-from eaglegate.text.media.source import ImageLimits
+from eaglegate.text.media.source import ImageCharge, ImageLimits, ImageSource
 from tests.server.conftest import Answer
-from tests.server.seeing_lab import PartsRenderer, SeeingEngine, SeeingLab, picture, url
-from tests.text.media.pictures import to_url
+from tests.server.seeing_lab import (
+    PartsRenderer,
+    QuickReader,
+    SeeingEngine,
+    SeeingLab,
+    picture,
+    url,
+)
+from tests.text.media.pictures import encode, to_url
 from tests.text.rendering.conversations import IMAGES, IN_PARTS, TEMPLATES
 
 HEADER = "x-eaglegate-ignored-fields"
@@ -92,10 +103,10 @@ class RestartingEngine(SeeingEngine):
         self.num_asked += 1
         return super().capability(kind) if self.num_asked > 2 else None
 
-    async def count_prompt(self, prompt: Sequence[int], images: Sequence[Image]) -> int:
+    async def count_image(self, image: Image) -> int:
         if self.num_asked < 4:
             raise EngineDead("killed")
-        return await super().count_prompt(prompt, images)
+        return await super().count_image(image)
 
 
 async def test_counting_waits_for_an_engine_that_restarts():
@@ -112,10 +123,10 @@ async def test_counting_waits_for_an_engine_that_restarts():
     ("failure", "status"), [(RequestRejected("too wide"), 400), (EngineFailed("no"), 500)]
 )
 async def test_the_engine_may_refuse_images(lab, failure, status):
-    async def count_prompt(*_: object) -> int:
+    async def count_image(_: object) -> int:
         raise failure
 
-    lab.engine.count_prompt = count_prompt
+    lab.engine.count_image = count_image
     for path in ("/v1/chat/completions", "/tokenize"):
         answer = await lab.post(path, {"messages": [user(image())]})
         assert (answer.status, answer.json["error"]["message"]) == (status, str(failure))
@@ -261,27 +272,65 @@ async def test_images_move_with_their_results(lab):
     assert lab.widths == [10, 12]
 
 
-async def test_keys_take_turns_with_their_images(lab):
-    intake, order = lab.gateway.pipeline.images, []
-    intake.turns.turns = 1
+class TurnReader(QuickReader):
+    """Decodes each image in a turn of its own, and lets others arrive meanwhile."""
 
-    async def count_prompt(prompt: Sequence[int], images: Sequence[Image]) -> int:
-        order.append(images[0].width)
-        await asyncio.sleep(0.01)
-        return len(prompt)
+    def __init__(self) -> None:
+        super().__init__()
+        self.order: list[int] = []
 
-    lab.engine.count_prompt = count_prompt
-    lab.gateway.keys = KeyRing(tuple(ApiKey(name, hash_key(name)) for name in "ab"))
-    sends = [("a", 8)] * 4 + [("b", 9)]
+    async def read(
+        self, sources: Sequence[ImageSource], owner: str, charge: ImageCharge
+    ) -> tuple[Image, ...]:
+        images = await super().read(sources, owner, charge)
+        for image in images:
+            async with charge.decode(DECODED_PIXELS):
+                self.order.append(image.width)
+                for _ in range(100):
+                    await asyncio.sleep(0)
+        return images
+
+
+async def test_images_are_decoded_in_the_order_of_admission():
+    """One by one, whoever sent them: classes first, then keys by the pixels they had decoded."""
+    lab = SeeingLab(reader=TurnReader())
+    lab.says("a cat")
+    classes = {"a": Priority.NORMAL, "b": Priority.NORMAL, "high": Priority.HIGH}
+    lab.gateway.keys = KeyRing(
+        tuple(ApiKey(name, hash_key(name), priority) for name, priority in classes.items())
+    )
+    sends = [("a", [8, 8, 8]), ("b", [9]), ("high", [10])]
     await asyncio.gather(*(
         lab.post(
             "/v1/chat/completions",
-            {"messages": [user(image(width))]},
+            {"messages": [user(*map(image, widths))]},
             headers={"authorization": f"Bearer {name}"},
         )
-        for name, width in sends
+        for name, widths in sends
     ))  # fmt: skip
-    assert order.index(9) < 3
+    assert lab.reader.order == [8, 10, 9, 8, 8]
+
+
+async def test_the_memory_of_an_image_is_checked_before_it_is_decoded():
+    lab = SeeingLab(reader=ImageReader(ImageLimits()))
+    lab.says("a cat")
+    sizes: list[int] = []
+
+    def check_memory(num_bytes: int) -> None:
+        sizes.append(num_bytes)
+        if num_bytes > 100 << 20:
+            raise Unavailable("short of memory", code="memory_pressure", retry_after_s=5)
+
+    lab.gateway.budget.check_memory = check_memory
+    bomb = encode(Pillow.new("RGBA", (8192, 4096), (1, 2, 3, 4)), "WEBP", lossless=True)
+    part = {"type": "image_url", "image_url": to_url(bomb)}
+    try:
+        answer = await lab.chat(messages=[user(part)])
+        assert (answer.status, answer.json["error"]["code"]) == (503, "memory_pressure")
+        assert sizes[-1] == 16 * 8192 * 4096
+        assert (await lab.chat(messages=[user(image())])).status == 200
+    finally:
+        await lab.reader.aclose()
 
 
 async def test_a_key_pays_for_the_tokens_of_images(lab):
@@ -483,8 +532,9 @@ class Fetcher:
 
 @pytest.fixture
 async def fetching_lab():
-    lab = SeeingLab(reader=ImageReader(ImageLimits(), ["images.example"]))
-    lab.reader._fetcher = Fetcher()
+    fetcher = Fetcher()
+    lab = SeeingLab(reader=ImageReader(ImageLimits(), fetcher))
+    lab.fetcher = fetcher
     lab.says("a cat")
     yield lab
     await lab.reader.aclose()
@@ -500,20 +550,33 @@ async def test_a_fetched_image_is_charged_before_the_next_one_is_fetched(fetchin
     lab.gateway.budget.bodies.most = 15_000
     answer = await lab.chat(messages=[user(*images)])
     assert (answer.status, answer.json["error"]["code"]) == (429, "request_bytes_exceeded")
-    assert lab.reader._fetcher.urls == ["http://images.example/a", "http://images.example/b"]
+    assert lab.fetcher.urls == ["http://images.example/a", "http://images.example/b"]
     assert lab.gateway.budget.held == 0
 
 
-async def test_images_beside_a_fetched_one_are_decoded_in_turn(fetching_lab, monkeypatch):
-    lab, taken = fetching_lab, []
+async def test_a_client_whose_hosts_are_silent_holds_up_no_other(fetching_lab):
+    lab, silent = fetching_lab, asyncio.Event()
+    fetch = lab.fetcher.fetch
 
-    async def decode(pool: DecoderPool, data: bytes) -> tuple[int, int]:
-        taken.append(lab.gateway.pipeline.images.turns._taken)
-        return 20, 8
+    async def wait(url: str, max_bytes: int) -> bytes:
+        data = await fetch(url, max_bytes)
+        if "silent" in url:
+            await silent.wait()
+        return data
 
-    monkeypatch.setattr(DecoderPool, "decode", decode)
-    assert (await lab.chat(messages=[user(image(), fetched_image("a"))])).status == 200
-    assert taken == [1, 1]
+    lab.fetcher.fetch = wait
+    lab.gateway.keys = KeyRing(tuple(ApiKey(name, hash_key(name)) for name in "ab"))
+
+    async def send(key: str, name: str) -> int:
+        body = {"messages": [user(fetched_image(name))]}
+        headers = {"authorization": f"Bearer {key}"}
+        return (await lab.post("/v1/chat/completions", body, headers=headers)).status
+
+    waiting = [asyncio.create_task(send("a", "silent")) for _ in range(CONNECTIONS)]
+    assert await send("b", "cat") == 200
+    assert lab.fetcher.urls.count("http://images.example/silent") == CONNECTIONS // 2
+    silent.set()
+    assert await asyncio.gather(*waiting) == [200] * CONNECTIONS
 
 
 async def test_images_are_remembered_for_their_key_alone(lab):
