@@ -55,8 +55,8 @@ class Swap(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Loads one module from a changed tree."""
 
     def __init__(self, target: str, tree: ast.Module) -> None:
-        self._name = target.removesuffix(".py").replace("/", ".")
-        self._path = str(ROOT / target)
+        self._name = "eaglegate." + target.removesuffix(".py").replace("/", ".")
+        self._path = str(ROOT / "src" / "eaglegate" / target)
         self._tree = tree
 
     def find_spec(self, name: str, path: object, target: object = None) -> object:

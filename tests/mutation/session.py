@@ -22,6 +22,8 @@ from tests.mutation.forks import call_in_fork, run_forks, silence
 from tests.mutation.mutants import Mutant
 
 ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "eaglegate"
+"""The path by which modules are imported. It links to the folders of the tree."""
 SURVIVED, KILLED, NOT_SWAPPED = 0, 1, 77
 """Exit statuses of a mutant's fork. Any other, or a signal, is a kill as well."""
 GRACE_S = 5
@@ -84,7 +86,7 @@ class MutationSession:
         self.survey = survey = call_in_fork(lambda: make_survey(items, self._mutants))
         if not survey.failed:
             print(f"{len(items)} tests in {sum(survey.seconds.values()):.0f} s", flush=True)
-            self._functions = find_functions({str(ROOT / target) for target in self._mutants})
+            self._functions = find_functions({str(PACKAGE / target) for target in self._mutants})
             gc.freeze()  # a collection in a fork would copy every page
             run_forks(self._works(items, survey), self._jobs, LIMIT_S)
         return True
@@ -104,7 +106,7 @@ class MutationSession:
                     chosen: Sequence[pytest.Item] = tuple(chosen),
                     limits: Sequence[float] = tuple(limits),
                 ) -> int:
-                    if not self._swap_code(str(ROOT / target), mutant):
+                    if not self._swap_code(str(PACKAGE / target), mutant):
                         return NOT_SWAPPED
                     return run_until_failure(chosen, limits)
 
@@ -188,6 +190,7 @@ def _with_next(
 def find_functions(paths: Collection[str]) -> dict[Definition, list[FunctionType]]:
     """All functions defined in these files, by their definition."""
     found: dict[Definition, list[FunctionType]] = {}
+    gc.unfreeze()  # tests/conftest.py: what is frozen is not listed
     for thing in gc.get_objects():
         if isinstance(thing, FunctionType) and thing.__code__.co_filename in paths:
             found.setdefault(_definition(thing.__code__), []).append(thing)

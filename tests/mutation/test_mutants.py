@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.mutation.__main__ import Swap
+from tests.mutation.forks import call_in_fork
 from tests.mutation.mutants import mutants_of
+from tests.mutation.session import PACKAGE, find_functions
 from tests.mutation.targets import TARGETS
 
 pytestmark = pytest.mark.thorough
@@ -121,6 +126,22 @@ def test_targets_and_their_tests_are_there(target):
     paths = (path.split("::")[0] for path in (target, *TARGETS[target]))
     missing = [path for path in paths if not (ROOT / path).exists()]
     assert not missing
+
+
+def test_a_mutant_takes_the_place_of_the_module_and_of_its_functions():
+    target, name = "server/access/prompt_turns.py", "eaglegate.server.access.prompt_turns"
+    module = importlib.import_module(name)
+    names = [function for _, function, _ in find_functions({str(PACKAGE / target)})]
+    assert "PromptTurns._fits" in names
+    mutants = mutants_of((ROOT / target).read_text(encoding="utf-8"))
+    (mutant,) = (mutant for mutant in mutants if mutant.name == "(module): 10.0 -> 11.0")
+
+    def read_changed() -> float:
+        del sys.modules[name]
+        sys.meta_path.insert(0, Swap(target, mutant.tree()))
+        return importlib.import_module(name).LONGEST_S
+
+    assert (module.LONGEST_S, call_in_fork(read_changed)) == (10.0, 11.0)
 
 
 @pytest.mark.parametrize("target", TARGETS)
