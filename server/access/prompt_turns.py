@@ -126,8 +126,8 @@ class PromptTurn:
             return
         self._ended = True
         if self in self.flow.queued:
+            # Nobody begins in its place: what held it up holds up those behind it as well.
             self._turns._unqueue(self)
-            self._turns._begin_waiting()
         else:
             self._alarm.cancel()
             self._turns._end(self)

@@ -14,7 +14,7 @@ from eaglegate.engine.types import EngineRequest, StepSink, find_class
 from eaglegate.server.access.caller import ApiKey, Requester
 from eaglegate.server.access.fair_order import Priority
 from eaglegate.server.access.keys import KeyRing, hash_key
-from eaglegate.server.access.prompt_turns import PromptTurns
+from eaglegate.server.access.prompt_turns import PromptTurn, PromptTurns
 from tests.server.access.test_admission import settle
 from tests.server.conftest import Answer, Lab
 
@@ -168,7 +168,7 @@ async def test_the_bound_follows_the_engine():
     tokens = 100
     turns = PromptTurns(lambda: tokens)
     async with turns.turn(Requester("a"), 200):
-        waiting = asyncio.ensure_future(turns.turn(Requester("a"), 150).__aenter__())
+        waiting = begin(turns, Requester("a"), 150)
         await settle()
         assert not waiting.done()
         tokens = 1000
@@ -177,18 +177,37 @@ async def test_the_bound_follows_the_engine():
             assert waiting.done()
 
 
-async def test_a_higher_class_passes_prompts_that_cannot_be_read():
-    """The engine has no seat or no memory for them."""
+def begin(turns: PromptTurns, key: Requester, tokens: int) -> asyncio.Task[PromptTurn]:
+    return asyncio.ensure_future(turns.turn(key, tokens).__aenter__())
+
+
+@pytest.mark.parametrize("behind", Priority)
+@pytest.mark.parametrize("ahead", Priority)
+async def test_a_class_passes_unread_prompts_of_lower_ones_only(ahead, behind):
+    """The engine may have no seat or no memory for them."""
     turns = PromptTurns(lambda: 50)
-    low, high = Requester("a", Priority.LOW), Requester("b", Priority.HIGH)
-    async with turns.turn(low, 100), turns.turn(high, 100):
-        waiting = asyncio.ensure_future(turns.turn(high, 1).__aenter__())
+    async with turns.turn(Requester("a", ahead), 100):
+        waiting = begin(turns, Requester("b", behind), 1)
         await settle()
-        assert not waiting.done()
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        async with turns.turn(Requester("c", Priority.OPERATOR), 100):
-            pass
+        assert waiting.done() is (behind < ahead)
+    (await waiting).end()
+    assert turns.num_unread == 0
+
+
+@pytest.mark.parametrize("begins", [False, True])
+async def test_cancelled_turns_take_no_room(begins):
+    """Also one whose turn comes before its task learns of the cancellation."""
+    turns = PromptTurns(lambda: 50)
+    first = await begin(turns, Requester("a"), 100)
+    waiting = begin(turns, Requester("a"), 100)
+    await settle()
+    waiting.cancel()
+    if not begins:
+        await settle()
+    first.end()
+    await settle()
+    assert waiting.cancelled()
+    assert turns.num_unread == 0
 
 
 @pytest.mark.parametrize(("weight", "tokens"), [(3, 6), (1, 2)])
@@ -242,20 +261,19 @@ async def test_answers_that_come_whole_hold_up_no_others(room):
 
 async def test_prompts_that_no_engine_reads_make_room():
     """A worker that hangs keeps its own requests waiting, and nobody else's."""
-    alarms: list[Callable[[], None]] = []
+    alarms: list[asyncio.TimerHandle] = []
+    limits: list[float] = []
 
-    def later(_: float, end: Callable[[], None]) -> asyncio.TimerHandle:
-        alarms.append(end)
-        return asyncio.get_running_loop().call_later(3600, end)
+    def later(seconds: float, end: Callable[[], None]) -> asyncio.TimerHandle:
+        limits.append(seconds)
+        alarms.append(asyncio.get_running_loop().call_later(seconds - 10, end))
+        return alarms[-1]
 
     turns = PromptTurns(lambda: 50, later=later)
     async with turns.turn(Requester("a"), 100):
-        waiting = asyncio.ensure_future(turns.turn(Requester("b"), 100).__aenter__())
-        await settle()
-        assert not waiting.done()
-        alarms.pop()()
-        await settle()
-        assert waiting.done()
-    assert turns.num_unread == 100  # an ended turn is subtracted once
-    waiting.result().end()
-    assert turns.num_unread == 0
+        waiting = begin(turns, Requester("b"), 100)
+        second = await asyncio.wait_for(waiting, 5)
+        second.end()
+    assert alarms[1].cancelled()
+    assert turns.num_unread == 0, "an ended turn is subtracted once"
+    assert limits == [10, 10]
