@@ -9,7 +9,7 @@ import pytest
 
 from eaglegate.engine.speculation.inspection import Severity, SpeculationReport, inspect_draft
 from eaglegate.engine.speculation.inspection.speculators import convert_as_vllm
-from tests.engine.speculation.draft_changes import both, drop
+from tests.engine.speculation.draft_changes import both, configure, drop
 from tests.engine.speculation.draft_folder import (
     DEMO,
     Change,
@@ -115,13 +115,6 @@ def inner(**keys: Any) -> Change:
     return change
 
 
-def config(**keys: Any) -> Change:
-    def change(draft: Folder) -> None:
-        draft.config |= keys
-
-    return change
-
-
 def without_mask(draft: Folder) -> None:
     for part in (draft.config, draft.config.get("dflash_config", {})):
         for key in ("mask_token_id", "pard_token"):
@@ -138,24 +131,24 @@ def without_mask(draft: Folder) -> None:
         ("dflash", "mask-token", without_mask, {}),
         ("dflash", "mask-token", inner(mask_token_id=151669), {}),
         ("dflash", "block-depth", unchanged, {"num_speculative_tokens": 8}),
-        ("dflash", "block-architecture", config(architectures=["Qwen2ForCausalLM"]), {}),
+        ("dflash", "block-architecture", configure(architectures=["Qwen2ForCausalLM"]), {}),
         ("dflash", "block-attention", inner(use_swa=True), {}),
         ("dflash", "tensor-prefix", lambda draft: draft.tensors.update(
             {"model.norm.weight": draft.tensors.pop("norm.weight")}), {}),
-        ("dspark", "block-layers", config(target_layer_ids=[1, 3, 8]), {}),
+        ("dspark", "block-layers", configure(target_layer_ids=[1, 3, 8]), {}),
         ("dspark", "mask-token", without_mask, {}),
         ("dspark", "block-depth", unchanged, {"num_speculative_tokens": 9}),
-        ("dspark", "markov-head", config(markov_rank=None), {}),
+        ("dspark", "markov-head", configure(markov_rank=None), {}),
         ("medusa", "medusa-depth", unchanged, {"num_speculative_tokens": 4}),
         ("medusa", "medusa-tensors", drop("blocks.2"), {}),
         ("medusa", "medusa-tensors", drop("lm_heads.1"), {}),
         ("medusa", "medusa-tensors", resized("lm_heads.0.weight", 1024, 256), {}),
         ("medusa", "same-width",
-         both(config(hidden_size=128), resized("blocks.0.layers.0.weight", 128, 128)), {}),
+         both(configure(hidden_size=128), resized("blocks.0.layers.0.weight", 128, 128)), {}),
         ("old medusa", "medusa-depth", unchanged, {"num_speculative_tokens": 5}),
         ("old medusa", "medusa-tensors", drop("2.0.linear"), {}),
         ("pard", "mask-token", without_mask, {}),
-        ("pard", "mask-token", config(pard_token=99999), {}),
+        ("pard", "mask-token", configure(pard_token=99999), {}),
         ("mlp_speculator", "method-loader", unchanged, {}),
     ],
 )  # fmt: skip

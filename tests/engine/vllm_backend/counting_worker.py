@@ -1,6 +1,6 @@
 """A worker that counts the passes of its draft model and takes patches of vLLM away again.
 
-See test_draft_passes.py.
+See test_adapters.py.
 """
 
 from __future__ import annotations

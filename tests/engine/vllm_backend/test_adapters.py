@@ -1,10 +1,14 @@
-"""LoRA adapters on an engine with a draft: each its own text, whatever the batch and the depth."""
+"""LoRA adapters on an engine with a draft: each its own text, whatever the batch and the depth.
+
+The same engine shows which steps run the draft model, and what the second model runner does without
+our patches of it: each is needed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 
 import pytest
 import pytest_asyncio
@@ -25,7 +29,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 DEPTH = 3
 DEPTHS = (0, DEPTH) if SECOND_RUNNER else (0, 1, DEPTH)
 TOKENS = 20 if SECOND_RUNNER else 40
+PASSED_TOKENS = 12
 WORKER = "tests.engine.vllm_backend.counting_worker.CountingWorker"
+DRAFT_PASS = (
+    "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator",
+    "TargetDependentARSpeculator",
+    "propose",
+)
+VERIFY = ("vllm.v1.worker.gpu.spec_decode.rejection_sampler", "RejectionSampler", "_verify")
 ROWS = ("vllm.v1.worker.gpu.lora_utils", "LoraState", "make_lora_inputs")
 Prompts = list[tuple[int, ...]]
 
@@ -112,6 +123,70 @@ async def score_prompt(engine: VllmEngine, request: EngineRequest) -> list[float
         found = [step.prompt_logprobs async for step in steps]
     positions = next(one for one in found if one is not None)
     return [one.chosen.logprob for one in positions if one is not None]
+
+
+async def count_passes(engine: VllmEngine) -> int:
+    """Passes since the last call."""
+    assert engine._llm is not None
+    (counted,) = await engine._llm.collective_rpc("count_draft_passes")
+    return int(counted)
+
+
+@asynccontextmanager
+async def without(engine: VllmEngine, patch: tuple[str, str, str]) -> AsyncGenerator[None, None]:
+    assert engine._llm is not None
+    await engine._llm.collective_rpc("remove_patch", args=patch)
+    yield
+    await engine._llm.collective_rpc("restore_patch")
+
+
+@pytest.mark.gpu_path
+async def test_only_decode_steps_at_depth_0_run_no_draft_model(
+    adapted: VllmEngine, prompts: Prompts
+) -> None:
+    request = make_greedy("passes", prompts[1], PASSED_TOKENS, ignore_eos=True)
+    await count_passes(adapted)
+    without_drafts = await run(adapted, fix_depth(0, request))
+    assert await count_passes(adapted) == 1, "the prompt's"
+    shallow = await run(adapted, fix_depth(1, request))
+    assert await count_passes(adapted) >= shallow.totals.verify_steps
+    assert shallow.token_ids == without_drafts.token_ids
+
+
+@pytest.mark.gpu_path
+@pytest.mark.skipif(not SECOND_RUNNER, reason="a patch of the second model runner")
+async def test_without_its_patch_the_second_runner_drafts_at_depth_0(
+    adapted: VllmEngine, prompts: Prompts
+) -> None:
+    request = fix_depth(0, make_greedy("unpatched", prompts[1], PASSED_TOKENS, ignore_eos=True))
+    async with without(adapted, DRAFT_PASS):
+        await count_passes(adapted)
+        await run(adapted, request)
+        assert await count_passes(adapted) >= PASSED_TOKENS - 1
+    await run(adapted, request)
+    assert await count_passes(adapted) == 1
+
+
+@pytest.mark.gpu_path
+@pytest.mark.skipif(not SECOND_RUNNER, reason="a patch of the second model runner")
+async def test_without_its_patch_the_text_of_a_seed_depends_on_the_depth(
+    adapted: VllmEngine, prompts: Prompts
+) -> None:
+    requests = [
+        EngineRequest(
+            f"seed-{seed}", prompts[1], Sampling(PASSED_TOKENS, temperature=1.5, seed=seed)
+        )
+        for seed in range(6)
+    ]
+
+    async def write(depth: int) -> list[tuple[int, ...]]:
+        outcomes = await run_all(adapted, [fix_depth(depth, request) for request in requests])
+        return [outcome.token_ids for outcome in outcomes]
+
+    plain = await write(0)
+    assert await write(DEPTH) == plain
+    async with without(adapted, VERIFY):
+        assert await write(DEPTH) != plain
 
 
 @pytest.mark.gpu_path

@@ -18,8 +18,8 @@ from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.features.canary.arms import ArmsNow, ArmSums, Collapsed, CollapseLimits
 from eaglegate.features.canary.drafts import DraftChange
 from tests.engine.draft_copies import EAGLE3, EAGLE31, change_weights, make_noise, perturb
-from tests.engine.drive import Outcome, make_greedy, run_all, speculation
-from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL, run_engine
+from tests.engine.drive import Outcome, make_greedy, run_all
+from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
@@ -156,14 +156,6 @@ async def test_a_draft_that_fails_to_load_leaves_the_running_one(
 async def test_a_draft_of_the_other_method_is_refused(engine: VllmEngine) -> None:
     with pytest.raises(DraftRefused, match="eagle3, the running draft is"):
         await manage(engine).swap(str(EAGLE3))
-
-
-async def test_two_workers_exchange_their_shards(
-    prompts: list[tuple[int, ...]], tmp_path: Path
-) -> None:
-    config = {**SMALL, "tensor_parallel_size": 2, "speculative_config": speculation(3)}
-    async with run_engine(**config) as two:
-        await check_swaps(two, prompts, tmp_path)
 
 
 async def test_a_near_draft_keeps_most_of_the_acceptance(

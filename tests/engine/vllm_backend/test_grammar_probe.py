@@ -103,31 +103,10 @@ async def test_good_ones_pass_and_bad_ones_do_not():
         await probe.aclose()
 
 
-WORDS = [
-    "the",
-    "of",
-    "and",
-    "to",
-    "in",
-    "is",
-    "that",
-    "for",
-    "it",
-    "as",
-    "was",
-    "with",
-    "be",
-    "by",
-    "on",
-    "not",
-    "he",
-    "his",
-    "but",
-    "at",
-    "are",
-    "this",
-    "have",
-]
+WORDS = (
+    "the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by",
+    "on", "not", "he", "his", "but", "at", "are", "this", "have",
+)  # fmt: skip
 MARKS = tuple('":,{}[].-_/()=+*<>!?#ĠĊ')
 
 

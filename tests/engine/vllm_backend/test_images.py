@@ -236,7 +236,7 @@ async def test_another_image_is_not_taken_from_the_prefix_cache(
     assert (await run(engine, salted)).cached_tokens == 0
 
 
-async def test_the_engine_tells_how_it_takes_images(
+async def test_an_engine_for_text_alone_takes_no_images(
     vision_demo: VisionDemo, questions: Texts
 ) -> None:
     settings = vision_demo.arguments(None, **SMALL, language_model_only=True)
@@ -247,11 +247,6 @@ async def test_the_engine_tells_how_it_takes_images(
             await run(text_only, with_images("text", questions[0], (1, 56, 56)))
     finally:
         await text_only.aclose()
-    reading = VllmEngine(make_demo_arguments(**vision_demo.arguments(None, **SMALL)))
-    try:
-        assert (await reading.start()).image_input == ImageInput(PLACEHOLDER, 3)
-    finally:
-        await reading.aclose()
 
 
 async def test_an_answer_to_images_is_scored_with_them(
@@ -283,7 +278,7 @@ async def test_answers_continue_with_their_images_after_a_kill(
     undisturbed = texts(await run_all(engine, asked))
     arguments = make_demo_arguments(**vision_demo.arguments(**SMALL))
     supervised = SupervisedEngine(lambda: VllmEngine(arguments))
-    await supervised.start()
+    assert (await supervised.start()).image_input == ImageInput(PLACEHOLDER, 3)
     try:
         killing = supervised.capability(SupportsKill)
         assert killing is not None

@@ -6,7 +6,6 @@ must write the same at every depth.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
 from typing import Any
@@ -389,21 +388,3 @@ def homogeneity(left: Counter[tuple[int, ...]], right: Counter[tuple[int, ...]])
     statistic = ((seen - expected) ** 2 / expected).sum()
     freedom = torch.tensor(seen.shape[1] - 1, dtype=torch.float64)
     return float(torch.special.gammaincc(freedom / 2, statistic / 2))
-
-
-async def test_a_seed_survives_a_prefill_in_chunks(engine: VllmEngine, prompts: Prompts) -> None:
-    """vLLM's CPU engine died of it; and what a chunk drew must not move the seed's sequence."""
-    prompt = prompts[1] + repeated(prompts[4], 720)
-    short = EngineRequest("seed", prompt, Sampling(max_tokens=24, seed=11), depth=0)
-    alone = await run(engine, short)
-    others = [replace(short, id=f"seed-{index}", prompt=prompt[index:]) for index in range(1, 6)]
-    together, *_ = await run_all(engine, [short, *others])
-    assert together.token_ids == alone.token_ids
-
-
-@pytest.mark.gpu_path
-async def test_many_come_and_go(engine: VllmEngine) -> None:
-    """The tests above leave nothing running."""
-    await asyncio.sleep(0)
-    health = await engine.health()
-    assert health.live, health.reason

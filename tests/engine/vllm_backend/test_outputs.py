@@ -99,19 +99,6 @@ async def test_a_traced_request_gets_times_and_drafts_with_its_steps() -> None:
     assert (await anext(others)).traces == ()
 
 
-async def _next(steps: AsyncGenerator[Step, None]) -> Step:
-    return await anext(steps)
-
-
-async def test_a_reader_is_woken_by_what_comes() -> None:
-    outputs = processor()
-    steps = read(begin(outputs))
-    reading = asyncio.create_task(_next(steps))
-    await asyncio.sleep(0)
-    outputs.process_outputs([output(1)])
-    assert (await reading).token_ids == (5,)
-
-
 async def test_a_lagging_reader_gets_several_steps_as_one_with_every_account() -> None:
     outputs = processor()
     inbox = begin(outputs)
@@ -212,35 +199,6 @@ async def test_vllms_statistics_are_those_of_its_own_processor() -> None:
         ours.process_outputs([given], 1.0 + at, mine)
         theirs.process_outputs([given], 1.0 + at, vllms)
         assert repr(mine) == repr(vllms)
-
-
-async def test_a_stream_interval_gathers_tokens_between_the_first_and_the_last() -> None:
-    outputs = processor(interval=5)
-    steps = read(begin(outputs))
-    outputs.process_outputs([output(1, prefill_stats=FIRST)])
-    assert len((await anext(steps)).token_ids) == 1
-    reading = asyncio.create_task(_next(steps))
-    await asyncio.sleep(0)
-    outputs.process_outputs([output(3, 3, 2)])
-    await asyncio.sleep(0)
-    assert not reading.done()
-    outputs.process_outputs([output(2, 3, 1)])
-    assert len((await reading).token_ids) == 5
-    outputs.process_outputs([output(1, 3, 0, finish_reason=Reason.LENGTH)])
-    assert (await anext(steps)).finish is FinishReason.LENGTH
-
-
-class Llm:
-    """The parts of an AsyncLLM that the check looks at."""
-
-    def __init__(self) -> None:
-        self.output_processor: Any = OutputProcessor(None, log_stats=False)
-        self.output_handler = None
-        self.engine_core = Core()
-
-
-class Core:
-    resources = decoder = outputs_queue = utility_results = None
 
 
 def test_vllm_still_ends_an_abort_with_a_request_output() -> None:

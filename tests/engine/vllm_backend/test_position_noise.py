@@ -175,16 +175,6 @@ def test_every_depth_writes_the_same_texts_and_they_have_the_exact_distribution(
         assert accepted > SAMPLES / 2
 
 
-def test_a_draft_is_accepted_with_its_probability() -> None:
-    model = Chain()
-    row = model.target[0]
-    draft = int(model.draft[0].argmax())
-    got = position_noise.sample(row.expand(SAMPLES, -1), torch.arange(SAMPLES), torch.ones(SAMPLES))
-    counts = torch.tensor([int((got == draft).sum()), int((got != draft).sum())])
-    chance = float(row.softmax(0)[draft])
-    assert chi_square(counts, torch.tensor([chance, 1 - chance])) > 1e-4
-
-
 @pytest.mark.parametrize(
     ("samples", "drafts", "counts", "bonus", "want"),
     [

@@ -13,61 +13,11 @@ from eaglegate.text.rendering.sandbox import SMALL_BYTES
 from tests.text.rendering.conversations import IMAGES
 
 QUESTION = [{"role": "user", "content": "Hi, \u00fcber-\u6f22!"}]
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "The weather",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-    },
-}
 
 
 @pytest.fixture(scope="module")
 def renderer() -> VllmRenderer:
     return VllmRenderer(make_demo_arguments())
-
-
-def test_messages_follow_the_models_template(renderer: VllmRenderer) -> None:
-    text = renderer.decode(renderer.render_chat(QUESTION, None))
-    assert text == ("<|im_start|>user\nHi, \u00fcber-\u6f22!<|im_end|>\n<|im_start|>assistant\n")
-
-
-def test_tools_and_template_arguments_reach_the_template(renderer: VllmRenderer) -> None:
-    thoughtless = {"enable_thinking": False}
-    text = renderer.decode(renderer.render_chat(QUESTION, [TOOL], chat_template_kwargs=thoughtless))
-    assert "get_weather(city: string?) The weather" in text or "get_weather(" in text
-    assert text.endswith("<think>\n\n</think>\n\n")
-
-
-def test_an_answer_can_be_continued(renderer: VllmRenderer) -> None:
-    messages = [*QUESTION, {"role": "assistant", "content": "Well, hel"}]
-    ids = renderer.render_chat(
-        messages, None, add_generation_prompt=False, continue_final_message=True
-    )
-    assert renderer.decode(ids).endswith("Well, hel")
-
-
-def test_past_tool_calls_are_rendered(renderer: VllmRenderer) -> None:
-    call = {
-        "id": "c1",
-        "type": "function",
-        "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'},
-    }
-    messages = [
-        *QUESTION,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
-    ]
-    text = renderer.decode(renderer.render_chat(messages, [TOOL]))
-    assert '"Rome"' in text
-    assert "<|im_start|>tool\nsunny<|im_end|>" in text
-
-
-def test_a_template_of_the_users_own() -> None:
-    template = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
-    renderer = VllmRenderer(make_demo_arguments(), chat_template=template)
-    assert renderer.decode(renderer.render_chat(QUESTION, None)) == "[Hi, \u00fcber-\u6f22!]"
 
 
 def test_a_refusal_of_the_template_is_a_value_error() -> None:

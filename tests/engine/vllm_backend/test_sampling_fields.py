@@ -74,20 +74,6 @@ async def steered(
     return Steered(free, prompts[index], renderer)
 
 
-@pytest.mark.parametrize("field", FIELDS)
-async def test_greedy_text_is_that_of_an_engine_without_a_draft(
-    engine: VllmEngine, plain_engine: VllmEngine, steered: Steered, field: str
-) -> None:
-    request = steered.request(field)
-    want = await run(plain_engine, request)
-    assert want.token_ids != steered.free.token_ids, "the field has an effect"
-    for depth in DEPTHS:
-        got = await run(engine, fix_depth(depth, request))
-        assert got.token_ids == want.token_ids, depth
-        assert got.finish == want.finish
-        assert got.totals.imbalance == 0
-
-
 @pytest.mark.gpu_path
 async def test_fields_of_one_request_leave_the_others_of_its_batch_alone(
     engine: VllmEngine, plain_engine: VllmEngine, steered: Steered, prompts: Prompts
@@ -98,11 +84,16 @@ async def test_fields_of_one_request_leave_the_others_of_its_batch_alone(
         *(make_greedy(f"other-{at_}", prompt, TOKENS) for at_, prompt in enumerate(prompts[:FEW])),
     ]
     want = [await run(plain_engine, request) for request in requests]
+    for expected in want[: len(FIELDS)]:
+        assert expected.token_ids != steered.free.token_ids, "the field has an effect"
     others = [await run(engine, request) for request in requests[len(FIELDS) :]]
     mixed = [fix_depth(depth, request) for request in requests for depth in depths]
     got = await run_all(engine, mixed)
     for number, (request, outcome) in enumerate(zip(mixed, got, strict=True)):
-        assert outcome.token_ids == want[number // len(depths)].token_ids, request.id
+        expected = want[number // len(depths)]
+        assert outcome.token_ids == expected.token_ids, request.id
+        assert outcome.finish == expected.finish
+        assert outcome.totals.imbalance == 0
     beside = got[len(FIELDS) * len(depths) :][len(depths) - 1 :: len(depths)]
     for alone, outcome in zip(others, beside, strict=True):
         assert outcome.totals.acceptance_length == pytest.approx(alone.totals.acceptance_length)

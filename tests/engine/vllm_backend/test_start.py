@@ -6,14 +6,15 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import pytest_asyncio
 
 from eaglegate.engine.errors import EngineDead, EngineStartError
 from eaglegate.engine.speculation.accounting import Account
@@ -21,8 +22,9 @@ from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest
 from eaglegate.engine.vllm_backend.arguments import DEMO, make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
+from tests.conftest import ROOT
 from tests.engine.drive import Outcome, make_greedy, run, speculation
-from tests.engine.vllm_backend.conftest import SMALL, run_engine
+from tests.engine.vllm_backend.conftest import SMALL
 
 pytestmark = pytest.mark.slow
 
@@ -63,35 +65,43 @@ async def test_a_draft_that_kills_the_engine_is_found_before_ready(tmp_path: Pat
     assert "size" in str(error)
 
 
-async def test_the_parts_of_a_start_sum_to_the_whole() -> None:
+class Started(NamedTuple):
+    engine: VllmEngine
+    parts: Mapping[str, float]
+    whole_s: float
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def started() -> AsyncGenerator[Started, None]:
     engine = VllmEngine(make_demo_arguments(**SMALL), planning="auto", timing_s=0.5)
     began = time.monotonic()
-    try:
-        start_s = (await engine.start()).start_s
-        whole_s = time.monotonic() - began
-    finally:
-        await engine.aclose()
-    assert sum(start_s.values()) == pytest.approx(whole_s, rel=0.05)
+    info = await engine.start()
+    yield Started(engine, info.start_s, time.monotonic() - began)
+    await engine.aclose()
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_the_parts_of_a_start_sum_to_the_whole(started: Started) -> None:
+    assert sum(started.parts.values()) == pytest.approx(started.whole_s, rel=0.05)
     parts = {"engine process", "weights", "profiling", "capture", "warm-up", "timing"}
-    assert min(start_s[part] for part in parts) > 0
-    assert start_s["compilation"] == 0, "the demo is eager on a CPU"
+    assert min(started.parts[part] for part in parts) > 0
+    assert started.parts["compilation"] == 0, "the demo is eager on a CPU"
 
 
-async def test_a_killed_engine_ends_its_requests_with_exact_accounts() -> None:
-    async with run_engine(**SMALL) as engine:
-        begun = asyncio.Barrier(7)
-        streams = [
-            asyncio.create_task(until_death(engine, endless(number), begun)) for number in range(6)
-        ]
-        await asyncio.wait_for(begun.wait(), 30)
-        (process,) = engine._processes
-        os.kill(process.pid, signal.SIGKILL)
-        outcomes = await asyncio.wait_for(asyncio.gather(*streams), 10)
-        assert all(outcome.totals.imbalance == 0 for outcome in outcomes)
-        assert all(outcome.totals.tokens > 1 for outcome in outcomes)
-        assert not (await engine.health()).live
-        with pytest.raises(EngineDead):
-            await run(engine, make_greedy("late", (1, 2), 3))
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_killed_engine_ends_its_requests_with_exact_accounts(started: Started) -> None:
+    engine, begun = started.engine, asyncio.Barrier(7)
+    streams = [
+        asyncio.create_task(until_death(engine, endless(number), begun)) for number in range(6)
+    ]
+    await asyncio.wait_for(begun.wait(), 30)
+    assert engine.kill() == 1
+    outcomes = await asyncio.wait_for(asyncio.gather(*streams), 10)
+    assert all(outcome.totals.imbalance == 0 for outcome in outcomes)
+    assert all(outcome.totals.tokens > 1 for outcome in outcomes)
+    assert not (await engine.health()).live
+    with pytest.raises(EngineDead):
+        await run(engine, make_greedy("late", (1, 2), 3))
 
 
 def endless(number: int) -> EngineRequest:
@@ -134,7 +144,7 @@ if __name__ == "__main__":
 def test_an_engine_whose_front_end_was_killed_ends_too(tmp_path: Path) -> None:
     script = tmp_path / "front.py"
     script.write_text(FRONT)
-    env = os.environ | {"PYTHONPATH": str(DEMO.parent.parent)}
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
     front = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, env=env)
     assert front.stdout is not None
     try:

@@ -1,12 +1,17 @@
-"""Two workers on two cores: the same text and the same acceptance as one."""
+"""Two workers on two cores: the same text, acceptance and exchanges of drafts as one."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
 import pytest
+import pytest_asyncio
 
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from tests.engine.drive import fix_depth, make_greedy, run_all, speculation
 from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL, TOKENS, run_engine
+from tests.engine.vllm_backend.test_draft_swap import check_swaps
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
@@ -21,9 +26,16 @@ def whole(request: pytest.FixtureRequest) -> VllmEngine:
     return started
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def two() -> AsyncGenerator[VllmEngine, None]:
+    config = {**SMALL, "tensor_parallel_size": 2, "speculative_config": speculation(3)}
+    async with run_engine(**config) as engine:
+        yield engine
+
+
 @pytest.mark.gpu_path
 async def test_two_workers_write_and_accept_what_one_does(
-    whole: VllmEngine, prompts: list[tuple[int, ...]]
+    whole: VllmEngine, two: VllmEngine, prompts: list[tuple[int, ...]]
 ) -> None:
     prompts = prompts[:FEW]
     requests = [
@@ -32,14 +44,11 @@ async def test_two_workers_write_and_accept_what_one_does(
         for depth in DEPTHS
     ]
     one = await run_all(whole, requests)
-    config = {**SMALL, "tensor_parallel_size": 2, "speculative_config": speculation(3)}
-    async with run_engine(**config) as two:
-        both = await run_all(two, requests)
-        assert await two.set_planning("random") == "random"
-        free = [
-            make_greedy(f"free-{number}", prompt, TOKENS) for number, prompt in enumerate(prompts)
-        ]
-        planned = await run_all(two, free)
+    both = await run_all(two, requests)
+    assert await two.set_planning("random") == "random"
+    free = [make_greedy(f"free-{number}", prompt, TOKENS) for number, prompt in enumerate(prompts)]
+    planned = await run_all(two, free)
+    assert await two.set_planning("off") == "off"
     for ours, theirs, request in zip(both, one, requests, strict=True):
         assert ours.token_ids == theirs.token_ids, request.id
         if not SECOND_RUNNER:
@@ -50,3 +59,9 @@ async def test_two_workers_write_and_accept_what_one_does(
         assert ours.token_ids == theirs.token_ids, "at random depths"
         assert ours.totals.imbalance == 0
     assert sum(outcome.totals.accepted for outcome in planned) > 0
+
+
+async def test_two_workers_exchange_their_shards(
+    two: VllmEngine, prompts: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    await check_swaps(two, prompts, tmp_path)

@@ -9,7 +9,6 @@ import torch
 from vllm.utils import cpu_triton_utils
 
 from eaglegate.engine.vllm_backend import worker
-from eaglegate.engine.vllm_contract import SKIP
 
 
 @pytest.mark.parametrize(
@@ -53,39 +52,6 @@ def test_nothing_to_constrain_is_not_constrained() -> None:
     assert worker.apply_sampling_constraints(vllm_s, empty) is empty
     with pytest.raises(RuntimeError):
         worker.apply_sampling_constraints(vllm_s, torch.empty(1, 8))
-
-
-@pytest.mark.parametrize("asynchronous", [True, False])
-@pytest.mark.parametrize("skip", [True, False])
-def test_a_marked_step_runs_no_draft_model(skip: bool, asynchronous: bool) -> None:
-    drafter = SimpleNamespace(device=torch.device("cpu"))
-    runner = SimpleNamespace(
-        drafter=drafter,
-        device=drafter.device,
-        use_async_scheduling=asynchronous,
-        input_batch=SimpleNamespace(num_reqs=2),
-    )
-    drafts = torch.ones(2, 3)
-    batch = SimpleNamespace(batch_size=lambda: 2)
-
-    def runner_s(*_: Any) -> torch.Tensor:
-        got: torch.Tensor = worker.propose(
-            lambda *_, **__: drafts, drafter, common_attn_metadata=batch
-        )
-        return got
-
-    planned = SimpleNamespace(**{SKIP: skip})
-    got = worker.propose_draft_token_ids(runner_s, runner, planned)  # type: ignore[arg-type]
-    assert got.shape == ((2, 0) if skip else (2, 3))
-
-
-def test_vllm_takes_back_nothing_that_no_row_has_drawn() -> None:
-    """vLLM rewinds the generators of discarded rows, in a way only CUDA has."""
-    runner: Any = SimpleNamespace(input_batch=SimpleNamespace(generators={0: "seeded"}))
-    seen: list[dict[int, str]] = []
-    worker.bookkeeping_sync(lambda r: seen.append(dict(r.input_batch.generators)), runner)
-    assert seen == [{}]
-    assert runner.input_batch.generators == {0: "seeded"}
 
 
 @pytest.mark.parametrize(
