@@ -18,11 +18,10 @@ BROUGHT = {"pydantic_core": "pydantic"}
 """Packages that another one brings, and whose names its documentation uses."""
 EXTRAS = {
     "observability/tracing.py": {"opentelemetry"},
-    "server/cli/top/screen.py": {"rich", "textual"},
     "lab/": {"tqdm"},
     "lab/training/": {"safetensors", "torch", "transformers"},
 }
-"""Packages of the extras ``otel``, ``top``, ``lab`` and ``train``, and the only places that import
+"""Packages of the extras ``otel``, ``lab`` and ``train``, and the only places that import
 them as soon as they are loaded.
 """
 WITH_VLLM = ("engine/vllm_backend/", "lab/benchmarks/")

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
+import time
+from collections import deque
 from collections.abc import Sequence
-from importlib import import_module
+from contextlib import suppress
 
 from eaglegate.server.cli.client import CallFailed, add_gateway_options, complete_url
+from eaglegate.server.cli.harmless import make_line_harmless
 from eaglegate.server.cli.top.panels import format_plain
 from eaglegate.server.cli.top.reading import GatewayReader, GatewayReading, explain_failure
 
-SCREEN = ("textual", "rich")
-"""Packages of the extra ``top``."""
-WITHOUT_SCREEN = (
-    "eaglegate: the screen needs textual: pip install '.[top]' in eaglegate's checkout; "
-    "`eaglegate top --once` prints the same numbers without it"
-)
+CLEAR = "\x1b[H\x1b[2J"
+"""Moves the cursor home and clears the terminal."""
+SINCE = 5
+"""Number of readings that are kept; the newest is compared with the oldest."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -39,9 +41,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command. Return 1 if the gateway does not answer the first query, 2 without
-    textual.
-    """
+    """Run the command. Return 1 if the gateway does not answer the first query."""
     parser = make_parser()
     options = parser.parse_args(argv)
     if not options.interval >= 0.1:
@@ -59,7 +59,8 @@ def main(argv: Sequence[str]) -> int:
     elif options.once or not sys.stdout.isatty():
         print("\n".join(format_plain(reading)))
     else:
-        return _show(reader, reading, options.interval)
+        with suppress(KeyboardInterrupt):
+            _watch(reader, reading, options.interval)
     return 0
 
 
@@ -72,13 +73,21 @@ def format_json(reading: GatewayReading) -> str:
     return json.dumps(report, indent=2)
 
 
-def _show(reader: GatewayReader, reading: GatewayReading, interval_s: float) -> int:
-    try:
-        screen = import_module("eaglegate.server.cli.top.screen")
-    except ModuleNotFoundError as error:
-        if error.name not in SCREEN:
-            raise
-        print(WITHOUT_SCREEN, file=sys.stderr)
-        return 2
-    screen.TopApp(reader, reading, interval_s).run()
-    return 0
+def _watch(reader: GatewayReader, first_reading: GatewayReading, interval_s: float) -> None:
+    """Show a reading after the other, and wait for a gateway that does not answer."""
+    readings, failure = deque([first_reading], SINCE), ""
+    while True:
+        width, height = shutil.get_terminal_size()
+        lines = format_plain(readings[-1], readings[0] if len(readings) > 1 else None)
+        screen = [failure, *lines] if failure else [*lines]
+        print(CLEAR + "\n".join(line[:width] for line in screen[: height - 1]), flush=True)
+        time.sleep(interval_s)
+        try:
+            reading = reader.read()
+        except CallFailed as error:
+            failure = make_line_harmless(f"! no reading, trying again: {explain_failure(error)}")
+        else:
+            if failure:  # the gateway may have restarted, and its counters with it
+                readings.clear()
+            readings.append(reading)
+            failure = ""

@@ -15,7 +15,8 @@ from eaglegate.server.cli.top.reading import GatewayReading
 
 Row = Mapping[str, Any]
 NONE = "–"
-GOOD, WARN, BAD = "good", "warn", "bad"
+MAX_ROWS = 10
+"""Rows shown of each table."""
 LISTS = {
     "slowest": "slowest",
     "recent": "newest",
@@ -27,13 +28,11 @@ LISTS = {
 
 @dataclass(frozen=True)
 class Figure:
-    """A large number with its name, a note, and its recent history."""
+    """A large number with its name and a note."""
 
     name: str
     value: str
     note: str = ""
-    tone: str = ""
-    past: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -42,17 +41,16 @@ class State:
 
     name: str
     text: str
-    tone: str = ""
+    is_bad: bool = False
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under columns. ``keys`` identify the rows for selection."""
+    """Rows of text under columns."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-    keys: Sequence[str]
 
 
 def format_number(value: float | None, digits: int = 2) -> str:
@@ -77,65 +75,45 @@ def format_count(value: float) -> str:
     return f"{value / 1e3:.1f}k" if value >= 1e4 else f"{value:.0f}"
 
 
-def format_drift(ratio: float | None) -> tuple[str, str]:
-    """Format acceptance against its baseline as text and tone, as on the operator's page."""
-    if ratio is None:
-        return NONE, ""
-    change = round(100 * (ratio - 1))
-    tone = BAD if change <= -20 else WARN if change <= -8 else GOOD if change >= 0 else ""
-    return f"{change:+d} %", tone
+def format_drift(ratio: float | None) -> str:
+    """Format acceptance against its baseline."""
+    return NONE if ratio is None else f"{round(100 * (ratio - 1)):+d} %"
 
 
 def list_figures(reading: GatewayReading) -> list[Figure]:
     """Return the main numbers: speed, acceptance, fallback, TPOT, TTFT, gain."""
     report = reading.speculation
-    all_, buckets = report["all"], report["history"]
-    drift, tone = format_drift(all_["against_baseline"])
+    all_ = report["all"]
     length = all_["acceptance_length"]
     speed = report["tokens_per_s"]
     gain = report["planner"] and report["planner"]["gain"]
-
-    def history(field: str) -> list[float]:
-        return [bucket[field] or 0.0 for bucket in buckets]
 
     return [
         Figure(
             "throughput",
             f"{speed:.{1 if speed < 10 else 0}f} tok/s",
             f"{report['running']} running",
-            past=history("tokens_per_s"),
         ),
         Figure(
             "acceptance length",
             format_number(length),
-            _describe_drift(length, drift),
-            BAD if all_["problem"] else tone,
-            history("acceptance_length"),
+            _describe_drift(length, format_drift(all_["against_baseline"])),
         ),
-        Figure(
-            "fallback ratio",
-            format_share(all_["fallback_ratio"]),
-            "of decode steps",
-            past=history("fallback_ratio"),
-        ),
+        Figure("fallback ratio", format_share(all_["fallback_ratio"]), "of decode steps"),
         Figure(
             "time per token",
             format_time(all_["tpot_s"]),
             f"{1 / all_['tpot_s']:.0f} tok/s a reader" if all_["tpot_s"] else "",
-            past=history("tpot_s"),
         ),
         Figure(
             "time to first token",
             format_time(all_["ttft_s"]),
             f"{format_count(all_['requests'])} requests, {all_['failed'] or 'none'} failed",
-            BAD if all_["failed"] else "",
-            history("ttft_s"),
         ),
         Figure(
             "gain over no draft",
             NONE if gain is None else f"{gain:.2f}x",
             "no planner runs" if gain is None else "estimated by the planner",
-            "" if gain is None else BAD if gain < 0.97 else GOOD if gain > 1.03 else "",
         ),
     ]
 
@@ -170,13 +148,13 @@ def list_states(reading: GatewayReading, baseline: GatewayReading | None = None)
     ]
     if num_bytes := metrics.total("memory_bytes"):
         states.append(State("memory", *_describe_memory(reading, num_bytes)))
-    states += [State("problem", text, BAD) for text in report["problems"]]
-    return [State(s.name, make_line_harmless(s.text), s.tone) for s in states if s.text]
+    states += [State("problem", text, True) for text in report["problems"]]
+    return [State(s.name, make_line_harmless(s.text), s.is_bad) for s in states if s.text]
 
 
 def _describe_admission(
     reading: GatewayReading, baseline: GatewayReading | None
-) -> tuple[str, str]:
+) -> tuple[str, bool]:
     metrics = reading.metrics
 
     def bound(name: str, series: str) -> str:
@@ -199,7 +177,7 @@ def _describe_admission(
             for code, count in metrics.by("requests_refused_total", "code").items()
         )
         words.append(f"refused {format_count(num_refused)} ({codes})")
-    return "; ".join(words), WARN if baseline and increase > 0 else ""
+    return "; ".join(words), bool(baseline) and increase > 0
 
 
 def _describe_planner(planner: Row | None, baseline: GatewayReading | None) -> str:
@@ -238,9 +216,9 @@ def _describe_fallback(all_: Row) -> str:
     return f"{text} of decode steps" if text else ""
 
 
-def _describe_lives(reading: GatewayReading) -> tuple[str, str]:
+def _describe_lives(reading: GatewayReading) -> tuple[str, bool]:
     metrics = reading.metrics
-    words, tone = [], ""
+    words, is_bad = [], False
     for name in reading.speculation["engines"]:
         is_up = metrics.total("engine_up", engine=name)
         starts = metrics.total("engine_starts_total", engine=name) or 0
@@ -251,13 +229,13 @@ def _describe_lives(reading: GatewayReading) -> tuple[str, str]:
             f"{name} {'up' if is_up else 'DOWN'}, {starts:.0f} start{'s' * (starts != 1)}, "
             f"the last took {format_time(start_s)}"
         )
-        tone = tone if is_up else BAD
+        is_bad = is_bad or not is_up
     for cause, count in metrics.by("engine_losses_total", "cause").items():
         words.append(f"lost by {cause} {count:.0f} times")
-        tone = tone or WARN
+        is_bad = True
     for outcome, count in metrics.by("interrupted_requests_total", "outcome").items():
         words.append(f"requests {outcome} {format_count(count)}")
-    return "; ".join(words), tone
+    return "; ".join(words), is_bad
 
 
 def _describe_drafts(reading: GatewayReading) -> str:
@@ -270,17 +248,17 @@ def _describe_drafts(reading: GatewayReading) -> str:
     return "; ".join(word for word in words if word)
 
 
-def _describe_canary(canary: Row | None) -> tuple[str, str]:
+def _describe_canary(canary: Row | None) -> tuple[str, bool]:
     if not canary:
-        return "", ""
+        return "", False
     state = "running" if canary["running"] else canary["verdict"] or "stopped"
     words = [f"{canary['kind']} {canary['candidate']} against {canary['control']}: {state}"]
     words.append(f"{canary['blocks']} of {canary['max_blocks']} blocks")
     words += [evidence["text"] for evidence in canary["evidence"]]
-    return "; ".join(words), BAD if state in ("roll back", "failed") else ""
+    return "; ".join(words), state in ("roll back", "failed")
 
 
-def _describe_worker(worker: Row) -> tuple[str, str]:
+def _describe_worker(worker: Row) -> tuple[str, bool]:
     length = worker["acceptance_length"]
     words = [
         f"{worker['name']} {worker['state']}",
@@ -289,20 +267,19 @@ def _describe_worker(worker: Row) -> tuple[str, str]:
         f"{worker['retried'] + worker['continued']} moved away",
         "" if length is None else f"acceptance {length:.2f}",
     ]
-    tone = GOOD if worker["state"] == "serving" else BAD if worker["state"] == "open" else WARN
-    return "; ".join(word for word in words if word), tone
+    return "; ".join(word for word in words if word), worker["state"] != "serving"
 
 
-def _describe_memory(reading: GatewayReading, num_bytes: float) -> tuple[str, str]:
+def _describe_memory(reading: GatewayReading, num_bytes: float) -> tuple[str, bool]:
     limit = reading.metrics.total("memory_limit_bytes")
     shedding = bool(reading.metrics.total("memory_shedding"))
     suffix = f" of {limit / 2**30:.1f}" if limit else ""
     refusing = "; refusing new work" if shedding else ""
-    return f"{num_bytes / 2**30:.1f}{suffix} GiB{refusing}", BAD if shedding else ""
+    return f"{num_bytes / 2**30:.1f}{suffix} GiB{refusing}", shedding
 
 
 def _read_drift(row: Row) -> str:
-    return format_drift(row["against_baseline"])[0]
+    return format_drift(row["against_baseline"])
 
 
 SLICE_COLUMNS: Mapping[str, Callable[[Row], str]] = {
@@ -331,7 +308,6 @@ def list_slices(reading: GatewayReading, kind: str) -> Table:
         f"slices by {kind}, last {reading.speculation['window_s'] / 60:.0f} minutes",
         [kind, *SLICE_COLUMNS],
         [[name or NONE, *(read(row) for read in SLICE_COLUMNS.values())] for name, row in rows],
-        [name for name, _ in rows],
     )
 
 
@@ -359,39 +335,34 @@ def list_requests(reading: GatewayReading, name: str) -> Table:
         else "requests that failed or were refused",
         list(REQUEST_COLUMNS),
         [[str(read(row)) for read in REQUEST_COLUMNS.values()] for row in rows],
-        [row["id"] for row in rows],
     )
 
 
-def _make_table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], keys: Sequence[str]
-) -> Table:
-    return Table(title, columns, [[*map(make_line_harmless, row)] for row in rows], keys)
+def _make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    return Table(title, columns, [[*map(make_line_harmless, row)] for row in rows])
 
 
-def format_plain(
-    reading: GatewayReading, baseline: GatewayReading | None = None, max_rows: int = 10
-) -> Iterator[str]:
-    """Yield everything as plain lines, for a pipe or an issue."""
+def format_plain(reading: GatewayReading, baseline: GatewayReading | None = None) -> Iterator[str]:
+    """Yield everything as plain lines."""
     yield f"eaglegate {reading.speculation['version']}  {describe_engines(reading)}"
     yield ""
     for figure in list_figures(reading):
         yield f"{figure.name:20} {figure.value:>12}  {figure.note}".rstrip()
     yield ""
     for state in list_states(reading, baseline):
-        yield f"{state.name:10} {state.text}"
+        yield f"{state.name:10} {'! ' * state.is_bad}{state.text}"
     for kind in list_kinds(reading):
-        yield from _format_table(list_slices(reading, kind), max_rows)
+        yield from _format_table(list_slices(reading, kind))
     for name in LISTS:
-        yield from _format_table(list_requests(reading, name), max_rows)
+        yield from _format_table(list_requests(reading, name))
 
 
-def _format_table(table: Table, max_rows: int) -> Iterator[str]:
+def _format_table(table: Table) -> Iterator[str]:
     if not table.rows:
         return
     yield ""
     yield table.title
-    lines = [table.columns, *table.rows[:max_rows]]
+    lines = [table.columns, *table.rows[:MAX_ROWS]]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,8 +67,6 @@ class GatewayReading:
     requests: Mapping[str, Sequence[Row]]
     """Answer of ``GET /debug/requests``; empty if the gateway keeps no requests."""
     metrics: MetricsPage
-    at: float
-    """Time of the reading by ``time.monotonic()``."""
 
 
 class GatewayReader:
@@ -81,17 +78,12 @@ class GatewayReader:
         self._timeout_s = timeout_s
 
     def read(self) -> GatewayReading:
-        """Read everything that the screen shows."""
+        """Read everything that the command shows."""
         return GatewayReading(
             self._get_json("/debug/speculation"),
             self._get_known("/debug/requests") or {},
             MetricsPage.parse(self._get("/metrics").decode(errors="replace")),
-            time.monotonic(),
         )
-
-    def explain(self, name: str) -> Row:
-        """Return the explanation of one request."""
-        return dict(self._get_json(f"/debug/requests/{name}"))
 
     def _get_known(self, path: str) -> Any:
         """Return the answer, or None if the gateway does not have this path."""
