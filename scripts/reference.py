@@ -19,7 +19,6 @@ from typing import Any
 from eaglegate.lab.prove.settings import ProveSettings
 from eaglegate.server.__main__ import main as run_command
 from eaglegate.server.backends.line import ModelArguments
-from eaglegate.server.cli.check import CheckSettings
 from eaglegate.server.cli.feature_table import list_settings_classes
 from eaglegate.server.flags import ENV_PREFIX, flag, list_settings
 from eaglegate.server.settings import Settings
@@ -39,7 +38,6 @@ KINDS: Mapping[str, type] = {
     "serve and check": Settings,
     "Model of the workers, with --upstream": ModelArguments,
     **{f"Feature {kind.NAME}": kind for kind in list_settings_classes() if fields(kind)},
-    "check": CheckSettings,
     "prove": ProveSettings,
 }
 SETTINGS_INTRO = """\

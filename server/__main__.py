@@ -18,7 +18,7 @@ from eaglegate.server.access.keys import generate_key_entry
 from eaglegate.server.backends.line import CommandLine, read_engine_arguments
 from eaglegate.server.backends.plan import plan_gateway
 from eaglegate.server.cli.command_line import load_backend, read_command_line
-from eaglegate.server.cli.console import StartupProgress, describe_last_start, find_log_format
+from eaglegate.server.cli.console import StartupProgress, find_log_format
 from eaglegate.server.cli.feature_table import exists, find_command, list_commands
 from eaglegate.server.errors import ConfigError
 
@@ -174,12 +174,7 @@ def _with_settings(command: str, argv: list[str]) -> int:
     progress.use(find_log_format(argv, os.environ))
     try:
         if command == "check":
-            from eaglegate.server.cli.check import CheckSettings
-
-            if "--last-start" in argv:
-                print(describe_last_start())
-                return 0
-            line = read_command_line(command, argv, progress, CheckSettings)
+            line = read_command_line(command, argv, progress)
             progress.close()
             return _check(line)
         gc.disable()  # imported objects stay alive; ServeCommand freezes them

@@ -15,9 +15,9 @@ from __future__ import annotations
 import argparse
 import re
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -56,42 +56,6 @@ def make_part(kind: type[Kind], settings: Any, **values: Any) -> Kind:
 
 def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-class Renaming(NamedTuple):
-    """Present name of a setting, and the first version without the former name."""
-
-    name: str
-    removal: str
-
-
-RENAMED: dict[str, Renaming] = {}
-"""Settings by their former names. Flags, environment variables and keys of ``--config`` files keep
-working under those names, with a notice (docs/deprecation.md).
-"""
-
-
-def rename(name: str) -> str:
-    """Return the present name of a setting."""
-    return RENAMED[name].name if name in RENAMED else name
-
-
-def rename_flag(argument: str) -> str:
-    """Return a command-line argument with the present name, if it is a flag."""
-    word, equals, value = argument.partition("=")
-    if not word.startswith("--"):
-        return argument
-    name = word[2:].replace("-", "_")
-    negation = "no_" if name.startswith("no_") else ""
-    new_name = negation + rename(name.removeprefix("no_"))
-    return argument if new_name == name else flag(new_name) + equals + value
-
-
-def describe_renamings(names: Iterable[str]) -> Iterator[str]:
-    """Yield a notice for each former name."""
-    for name in sorted(RENAMED.keys() & set(names)):
-        new_name, removal = RENAMED[name]
-        yield f"{flag(name)} is now {flag(new_name)}; {removal} will not accept the former name"
 
 
 class Heading(str):

@@ -7,10 +7,10 @@ import ipaddress
 import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import urlsplit
 
-from eaglegate.engine.bounded_yaml import InvalidYaml, parse_yaml, read_text
+from eaglegate.engine.bounded_yaml import InvalidYaml, read_text
 from eaglegate.engine.errors import redact
 
 
@@ -86,17 +86,9 @@ class DnsSource:
         return f"{self._scheme}://{host}:{self._port}"
 
 
-STRUCTURED = ("[", "{", "-", "workers:")
-"""Beginnings of YAML and JSON. No address begins with them."""
-
-
 class FileSource:
-    """A file of addresses that is read again when it changes: a new worker gets traffic in seconds.
-
-        # lines                     # YAML, or JSON
-        http://10.0.0.5:8000        workers:
-        http://10.0.0.6:8000          - http://10.0.0.5:8000
-                                      - url: http://10.0.0.6:8000
+    """A file with an address per line that is read again when it changes: a new worker gets traffic
+    in seconds.
 
     ``canonical`` normalizes an address and raises ValueError for anything else. A file with one bad
     entry changes nothing, so that a typing error drops no worker.
@@ -127,35 +119,10 @@ class FileSource:
         return self._addresses
 
     def _parse(self, text: str) -> frozenset[str]:
-        entries = self._read_entries(text)
         try:
-            return frozenset(map(self._canonical, entries))
+            return frozenset(map(self._canonical, _split_lines(text)))
         except ValueError as error:
             raise DiscoveryError(f"{self._path}: {error}") from error
-
-    def _read_entries(self, text: str) -> list[str]:
-        lines = _split_lines(text)
-        if not lines or not lines[0].startswith(STRUCTURED):
-            return lines
-        try:
-            content = parse_yaml(text)
-        except InvalidYaml as error:
-            raise DiscoveryError(f"{self._path} is not valid YAML: {error}") from error
-        if isinstance(content, dict):
-            content = content.get("workers")
-        if not isinstance(content, list):
-            raise DiscoveryError(
-                f"{self._path} must have one address per line, or 'workers': a list"
-            )
-        return [self._read_url(item) for item in content]
-
-    def _read_url(self, item: Any) -> str:
-        url = item.get("url") if isinstance(item, dict) else item
-        if not isinstance(url, str):
-            raise DiscoveryError(
-                f"{self._path}: a worker must be an address or have a 'url'; given {item!r}"
-            )
-        return url.strip()
 
 
 def _split_lines(text: str) -> list[str]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from eaglegate.engine.errors import EngineStartError
 from eaglegate.engine.fleet.worker import WorkerReport
@@ -15,17 +14,6 @@ from eaglegate.engine.preflight import EnginePlan, preflight
 from eaglegate.engine.speculation.inspection import Severity, SpeculationReport
 from eaglegate.engine.speculation.lossy import find_lossy, refuse_lossy
 from eaglegate.server.backends.plan import GatewayPlan, find_excess_depth
-from eaglegate.server.flags import Heading, setting
-
-
-@dataclass(frozen=True, slots=True)
-class CheckSettings:
-    """Options of ``check`` in addition to those of ``serve``."""
-
-    CHECK: ClassVar = Heading("Check")
-    last_start: bool = setting(
-        False, "show where the time of this user's last start went, and check nothing"
-    )
 
 
 @dataclass(frozen=True, slots=True)

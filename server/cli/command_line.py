@@ -24,11 +24,8 @@ from eaglegate.server.flags import (
     add_arguments,
     add_front_end_flags,
     check_front_end_flags,
-    describe_renamings,
     flag,
     read_into,
-    rename,
-    rename_flag,
 )
 from eaglegate.server.settings import Settings, read_settings
 
@@ -57,7 +54,6 @@ def gather_arguments(
     ``--config`` itself is left out, since vLLM's parser would read the file again. Raises
     ConfigError for an unreadable file and for names that no flag has.
     """
-    argv = [rename_flag(argument) for argument in argv]
     path = _find_config_path(argv) or environ.get(ENV_PREFIX + "CONFIG")
     flags = _list_flags(parser)
     names = _list_names(argv)
@@ -69,8 +65,8 @@ def gather_arguments(
     return [*chain.from_iterable(defaults), *_drop_config(argv)]
 
 
-def _list_written_names(argv: Sequence[str], environ: Mapping[str, str]) -> set[str]:
-    """Return the names of all given settings as they are written, former names included."""
+def _list_given_names(argv: Sequence[str], environ: Mapping[str, str]) -> set[str]:
+    """Return the names of all given settings, before any parser knows which exist."""
     path = _find_config_path(argv) or environ.get(ENV_PREFIX + "CONFIG")
     names = {name.replace("-", "_") for name in (_read_file(Path(path)) if path else ())}
     return (
@@ -128,7 +124,7 @@ def _read_file_arguments(path: Path, flags: Mapping[str, argparse.Action]) -> di
     """Return the arguments in the file by flag name. Raises ConfigError."""
     out: dict[str, list[str]] = {}
     for key, value in _read_file(path).items():
-        name = rename(key.replace("-", "_"))
+        name = key.replace("-", "_")
         if name != "model_tag" and name not in flags:
             raise ConfigError(f"--config {path}: there is no flag --{key}{_suggest(name, flags)}")
         if name == "model_tag":
@@ -148,7 +144,7 @@ def _read_environment(
     out: dict[str, list[str]] = {}
     for key, value in environ.items():
         is_setting = key.startswith(ENV_PREFIX) or key in ALIASES
-        name = rename(ALIASES.get(key, key.removeprefix(ENV_PREFIX).lower()))
+        name = ALIASES.get(key, key.removeprefix(ENV_PREFIX).lower())
         if not is_setting or name == "config" or not value or _is_service_link(name, value):
             continue
         if name not in flags:
@@ -250,10 +246,8 @@ def read_command_line(
 
     ``extra_settings`` is a class of settings that only this command has.
     """
-    names = _list_written_names(argv, os.environ)
-    for notice in describe_renamings(names):
-        progress(f"note: {notice}")
-    if backend := find_backend(set(map(rename, names))):
+    names = _list_given_names(argv, os.environ)
+    if backend := find_backend(names):
         return _read_without_vllm(command, argv, progress, *backend)
     if not HELP.isdisjoint(argv):
         _show_help(command, extra_settings)

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from tempfile import NamedTemporaryFile
 from types import MappingProxyType
 from typing import TextIO, cast
 
 from eaglegate.engine.logs import WrappedLines, make_head, open_root_log, write_line
-from eaglegate.engine.speculation.drafts import write_json
 from eaglegate.engine.types import EngineInfo
 from eaglegate.server.access.cross_origin import parse_names
 from eaglegate.server.access.keys import KeyRing
-from eaglegate.server.errors import ConfigError
 from eaglegate.server.generation.grammar import ParserFactory
 from eaglegate.server.settings import Settings
 
@@ -120,28 +115,6 @@ def format_start(parts: Mapping[str, float], seconds: float) -> str:
     """Return the time of a start, and its parts of at least a tenth of a second."""
     durations = [f"{part} {time_s:.1f}" for part, time_s in parts.items() if time_s >= 0.1]
     return f"after {seconds:.1f} s" + (f": {', '.join(durations)}" if durations else "")
-
-
-def find_last_start() -> Path:
-    return Path.home() / ".local/state/eaglegate/last-start.json"
-
-
-def save_start(parts: Mapping[str, float], seconds: float) -> None:
-    """Keep the parts of this start for ``check --last-start``."""
-    path = find_last_start()
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"seconds": seconds, "parts": dict(parts)})
-
-
-def describe_last_start() -> str:
-    """Return the last start in one line. Raises ConfigError if none is known."""
-    path = find_last_start()
-    try:
-        start = json.loads(path.read_bytes())
-        return f"the last start was ready {format_start(start['parts'], start['seconds'])}"
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(f"no start is known: {path} cannot be read") from error
 
 
 EXAMPLE = "What is 84 - 37?"

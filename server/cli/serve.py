@@ -58,7 +58,6 @@ from eaglegate.server.cli.console import (
     describe_exposure,
     format_banner,
     open_log,
-    save_start,
 )
 from eaglegate.server.cli.feature import ActiveFeature, Core, build_features
 from eaglegate.server.cli.feature_table import list_routers
@@ -329,7 +328,6 @@ class ServeCommand:
         parts = {**self._start_s, **info.start_s}
         parts["gateway"] = max(0.0, seconds - sum(parts.values()))
         self._telemetry.facts.publish(GatewayStarted(parts))
-        save_start(parts, seconds)
         return replace(info, start_s=parts)
 
     async def _reload(self) -> dict[str, Any]:

@@ -16,11 +16,8 @@ from eaglegate.server.access.keys import KeyRing, load_keys
 from eaglegate.server.cli.console import (
     StartupProgress,
     describe_clients,
-    describe_last_start,
     format_banner,
-    save_start,
 )
-from eaglegate.server.errors import ConfigError
 
 
 class Page(io.StringIO):
@@ -100,18 +97,6 @@ def test_the_banner_says_what_is_served_and_how_to_try_it(lab):
     assert "--allowed-origins ORIGIN" in text
     assert "authorization" not in text
     assert describe_clients(load_keys(None, ["x" * 20])) == ""
-
-
-def test_the_parts_of_a_start_are_shown_and_kept(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match="no start is known"):
-        describe_last_start()
-    save_start({"imports": 3.0, "weights": 0.02, "gateway": 0.5}, 3.52)
-    line = "after 3.5 s: imports 3.0, gateway 0.5"
-    assert describe_last_start() == f"the last start was ready {line}"
-    (tmp_path / ".local/state/eaglegate/last-start.json").write_text('{"seconds": [1], "parts": 2}')
-    with pytest.raises(ConfigError, match="no start is known"):
-        describe_last_start()
 
 
 def test_the_banners_command_has_the_header_of_a_key_where_one_is_required(lab):
