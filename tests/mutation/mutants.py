@@ -94,7 +94,10 @@ def _walk(
 ) -> Iterator[tuple[ast.stmt | ast.expr, tuple[Step, ...]]]:
     """Every statement and expression that may be changed, with its path from the root."""
     for name, value in ast.iter_fields(node):
-        if name in ("annotation", "returns", "decorator_list", "bases"):
+        skipped = (
+            ("bases", "keywords") if isinstance(node, ast.ClassDef) else ("annotation", "returns")
+        )
+        if name in (*skipped, "decorator_list"):
             continue
         children = value if isinstance(value, list) else [value]
         for at, child in enumerate(children):

@@ -128,6 +128,11 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/engine/speculation/test_accounting.py",
         "tests/observability/test_account_scripted.py",
     ),
+    "engine/speculation/lookup/acceptance.py": (
+        "tests/engine/speculation/test_lookup_choice.py",
+        "tests/engine/speculation/test_slice_rows.py",
+    ),
+    "observability/facts.py": ("tests/observability/test_facts.py",),
     "engine/speculation/planner.py": (
         "tests/engine/speculation/test_planner.py",
         "tests/engine/speculation/test_probes.py",

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from eaglegate.observability.facts import StorageFailed
+from eaglegate.observability.facts import FactBus, StorageFailed
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.pages import render_metrics
@@ -31,3 +31,17 @@ def test_a_subscriber_that_raises_is_counted_and_others_receive(
     assert len([record for record in caplog.records if "fail" in record.getMessage()]) == 1
     series = f'eaglegate_fact_failures_total{{subscriber="{__name__}.fail"}} 3.0'
     assert series in render_metrics(telemetry.registry).decode()
+
+
+def test_a_subscriber_that_ends_during_a_fact_keeps_no_other_from_it() -> None:
+    facts, received = FactBus(), []
+
+    def receive_once(fact: StorageFailed) -> None:
+        received.append("once")
+        end()
+
+    end = facts.subscribe(StorageFailed, receive_once)
+    facts.subscribe(StorageFailed, lambda _: received.append("always"))
+    for _ in range(2):
+        facts.publish(StorageFailed())
+    assert received == ["once", "always", "always"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from eaglegate.engine.speculation.lookup.acceptance import ROWS
+from eaglegate.engine.speculation.lookup.acceptance import LookupAcceptance
 from eaglegate.engine.speculation.lookup.chooser import REFRESH_STEPS, LookupChooser
 
 FILE = [random.Random(0).randrange(1000) for _ in range(400)]
@@ -94,13 +94,21 @@ def test_late_widths_pay_in_a_run() -> None:
 
 def test_tenants_share_nothing() -> None:
     chooser = run(draft_hits=1, copies=False)
-    tables = chooser.acceptance
-    row = tables.take_slice("edit", "other")
-    fresh_row = LookupChooser(8, 3).acceptance.take_slice("edit", "other")
-    fresh = LookupChooser(8, 3).acceptance
-    fresh.take_slice("edit", "other")
-    assert tables.lookup_values[row * 9 : (row + ROWS) * 9] == fresh.lookup_values
-    assert fresh_row == 0
+    for name, tenant in (("b", "other"), ("c", "")):
+        begin(chooser, [*[1, 2, 3] * 20, 7777, 1, 2, 3], name, tenant)
+    assert chooser.choose("b", [], 0, 8) is not None
+    assert chooser.choose("c", [], 0, 8) is None
+
+
+def test_acceptance_follows_traffic_that_changes() -> None:
+    tables = LookupAcceptance(8, 3)
+    row = tables.take_slice("edit", "")
+    for hits in [1] * 4000 + [0] * 1000:
+        tables.score_lookup(row, 1, hits)
+        tables.score_draft(row, 1, 1 - hits)
+        tables.refresh()
+    assert tables.lookup_values[row + 1] < 0.3
+    assert tables.draft_values[row + 1] > 0.6
 
 
 def test_ended_requests_leave_nothing() -> None:
