@@ -8,14 +8,12 @@ repeat, and intervals are computed from the repeats. A journal makes a run resum
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
-import orjson
 from tqdm import tqdm
 
 from eaglegate.engine.totals import Totals
@@ -31,15 +29,9 @@ from eaglegate.lab.measure.load import (
     run_closed,
     run_open,
 )
-from eaglegate.lab.measure.servers import Say, Setting, describe_target, serve
+from eaglegate.lab.measure.runs import BenchError, RunJournal, open_clients, strip_private
+from eaglegate.lab.measure.servers import Say, Setting
 from eaglegate.lab.measure.stream import RequestResult
-
-PRIVATE = ("text", "reasoning", "tool_calls", "token_ids", "logprobs")
-"""Fields of a result that are not written to files."""
-
-
-class BenchError(RuntimeError):
-    """Run that cannot be made. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,29 +149,12 @@ class BenchPlan:
         }
 
 
-class Journal:
-    """Finished blocks, one per line, without prompts and answers."""
+class BenchJournal(RunJournal):
+    """Finished blocks."""
 
     def __init__(self, path: Path, digest: dict[str, Any], *, resume: bool) -> None:
-        self._path = path
-        self.blocks: list[Block] = []
-        if resume and path.exists():
-            self._read(digest)
-        elif path.exists():
-            raise BenchError(
-                f"{path.parent} holds a run already: --resume continues it, or give another --out"
-            )
-        else:
-            self._append({"plan": digest})
-
-    def _read(self, digest: dict[str, Any]) -> None:
-        header, *rows = _read_lines(self._path)
-        if orjson.loads(orjson.dumps(digest)) != header.get("plan"):
-            raise BenchError(
-                f"{self._path} was made with other settings: give the command it was made with "
-                "(report.json has it), or another --out"
-            )
-        self.blocks = [_read_block(row) for row in rows]
+        super().__init__(path, digest, resume=resume)
+        self.blocks = [_read_block(row) for row in self.rows]
 
     def add(self, block: Block) -> None:
         self.blocks.append(block)
@@ -191,26 +166,10 @@ class Journal:
             "totals": None if block.totals is None else asdict(block.totals),
             "results": [strip_private(result) for result in block.results],
         }
-        self._append(row)
+        self.append(row)
 
     def has(self, setting: str, load: str, number: int) -> bool:
         return any((b.setting, b.load, b.number) == (setting, load, number) for b in self.blocks)
-
-    def _append(self, row: dict[str, Any]) -> None:
-        with self._path.open("ab") as file:
-            file.write(orjson.dumps(row) + b"\n")
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read the complete lines, and truncate a last line that a kill cut short."""
-    data = path.read_bytes()
-    content = data[: data.rfind(b"\n") + 1]
-    if len(content) != len(data):
-        path.write_bytes(content)
-    rows = [orjson.loads(line) for line in content.splitlines()]
-    if not rows:
-        raise BenchError(f"{path} is empty: remove it")
-    return rows
 
 
 def _read_block(row: dict[str, Any]) -> Block:
@@ -225,50 +184,17 @@ def _read_block(row: dict[str, Any]) -> Block:
     return Block(row["setting"], row["load"], row["number"], row["duration"], results, totals)
 
 
-def strip_private(result: RequestResult) -> dict[str, Any]:
-    return {name: value for name, value in result.to_json().items() if name not in PRIVATE}
-
-
-@asynccontextmanager
-async def open_targets(
-    plan: BenchPlan, folder: Path, say: Say
-) -> AsyncGenerator[dict[str, LoadClient], None]:
-    """Yield a client for each setting by name, and start the servers that need starting."""
-    async with AsyncExitStack() as stack:
-        urls: dict[tuple[str, tuple[str, ...]], str] = {}
-        clients: dict[str, LoadClient] = {}
-        for setting in plan.settings:
-            if setting.server not in urls:
-                urls[setting.server] = setting.url or await stack.enter_async_context(
-                    serve(setting, folder / f"serve-{len(urls)}.log", say)
-                )
-            target = await describe_target(
-                Target(
-                    urls[setting.server],
-                    plan.model,
-                    setting.fields,
-                    plan.defaults,
-                    plan.headers,
-                    plan.timeout_s,
-                )
-            )
-            if plan.depths:
-                await check_depths(target, plan.depths[-1])
-            clients[setting.name] = await stack.enter_async_context(LoadClient.open(target))
-        yield clients
-
-
-async def check_depths(target: Target, max_depth: int) -> None:
+async def check_depths(client: LoadClient, max_depth: int) -> None:
     """Raise BenchError if requests cannot set a depth, or not a depth this large."""
+    target = client.target
     if not target.reports_steps:
         raise BenchError(
             f"--depths needs an eaglegate, whose requests may bring a depth; {target.url} is none"
         )
-    async with LoadClient.open(target) as client:
-        try:
-            limit = (await client.get("/ready")).json()["engine"]["num_speculative_tokens"]
-        except (httpx.HTTPError, ValueError, LookupError, TypeError):
-            return  # the warm-up asks for every depth
+    try:
+        limit = (await client.get("/ready")).json()["engine"]["num_speculative_tokens"]
+    except (httpx.HTTPError, ValueError, LookupError, TypeError):
+        return  # the warm-up asks for every depth
     if max_depth > limit:
         raise BenchError(
             f"--depths: {target.url} drafts at most {limit} tokens, not {max_depth}: leave the "
@@ -282,13 +208,18 @@ async def run_bench(
     """Run all blocks and return them with those of a resumed journal. Raises BenchError,
     ServerError.
     """
-    journal = Journal(folder / "blocks.jsonl", plan.digest(), resume=resume)
+    journal = BenchJournal(folder / "blocks.jsonl", plan.digest(), resume=resume)
     pending_blocks = [
         block for block in plan.order() if not journal.has(block[2].name, block[1].name, block[0])
     ]
     if not pending_blocks:
         return journal.blocks
-    async with open_targets(plan, folder, say) as clients:
+    target = Target(
+        "", plan.model, defaults=plan.defaults, headers=plan.headers, timeout_s=plan.timeout_s
+    )
+    async with open_clients(plan.settings, target, folder, say) as clients:
+        if plan.depths:
+            await check_depths(clients[plan.settings[0].name], plan.depths[-1])
         await _warm_up(plan, clients, say)
         num_results = sum(len(block.results) for block in journal.blocks)
         with tqdm(

@@ -14,13 +14,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from eaglegate.lab.measure.bench import BenchError, BenchPlan, LoadPoint, name_settings, run
+from eaglegate.lab.measure.bench import BenchPlan, LoadPoint, name_settings, run
 from eaglegate.lab.measure.bench_report import make_report
 from eaglegate.lab.measure.datasets import DataError, list_own_sets, load_sessions
 from eaglegate.lab.measure.depths import make_depth_settings, parse_depths
 from eaglegate.lab.measure.figures import Goal
 from eaglegate.lab.measure.replay import is_trace, read_trace
 from eaglegate.lab.measure.report import describe_run
+from eaglegate.lab.measure.runs import BenchError
 from eaglegate.lab.measure.servers import (
     DEMO,
     DEMO_DEPTH,

@@ -12,7 +12,6 @@ import hashlib
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,10 @@ from typing import Any
 import orjson
 from tqdm import tqdm
 
-from eaglegate.lab.measure.bench import BenchError, strip_private
 from eaglegate.lab.measure.datasets import COMPLETIONS, FIRST_TOKEN, TOKEN_RANGE, Session, Turn
-from eaglegate.lab.measure.load import LoadClient, Target
-from eaglegate.lab.measure.servers import Say, Setting, describe_target, serve
+from eaglegate.lab.measure.load import LoadClient
+from eaglegate.lab.measure.runs import BenchError, RunJournal, strip_private
+from eaglegate.lab.measure.servers import Say, Setting
 from eaglegate.lab.measure.stream import RequestResult
 from eaglegate.lab.measure.tool_outcomes import judge_calls
 from eaglegate.observability.captures.files import list_files, read_lines, read_records
@@ -261,31 +260,15 @@ def digest_answer(result: RequestResult) -> str:
     return hashlib.blake2b(orjson.dumps(content), digest_size=12).hexdigest()
 
 
-class ReplayJournal:
-    """Outcomes of complete windows, one per line, without prompts and answers."""
+class ReplayJournal(RunJournal):
+    """Outcomes of complete windows."""
 
     def __init__(self, path: Path, digest: Mapping[str, Any], *, resume: bool) -> None:
-        self._path = path
+        super().__init__(path, digest, resume=resume)
         self.finished_windows: set[tuple[int, str]] = set()
         self.outcomes: dict[str, dict[str, ReplayOutcome]] = {}
         """Outcomes by setting and request."""
-        if path.exists() and not resume:
-            raise BenchError(
-                f"{path.parent} holds a run already: --resume continues it, or give another --out"
-            )
-        if path.exists():
-            self._read(digest)
-        else:
-            self._append({"plan": digest})
-
-    def _read(self, digest: Mapping[str, Any]) -> None:
-        data = self._path.read_bytes()
-        content = data[: data.rfind(b"\n") + 1]
-        self._path.write_bytes(content)
-        header, *rows = [orjson.loads(line) for line in content.splitlines()] or [{}]
-        if header.get("plan") != orjson.loads(orjson.dumps(digest)):
-            raise BenchError(f"{self._path} belongs to another replay: give another --out")
-        for row in rows:
+        for row in self.rows:
             outcomes = [ReplayOutcome.from_json(outcome) for outcome in row["outcomes"]]
             self._take(row["window"], row["setting"], outcomes)
 
@@ -297,58 +280,16 @@ class ReplayJournal:
     def add(self, window: int, setting: str, outcomes: Sequence[ReplayOutcome]) -> None:
         self._take(window, setting, outcomes)
         rows = [outcome.to_json() for outcome in outcomes]
-        self._append({"window": window, "setting": setting, "outcomes": rows})
-
-    def _append(self, row: Mapping[str, Any]) -> None:
-        with self._path.open("ab") as file:
-            file.write(orjson.dumps(row) + b"\n")
+        self.append({"window": window, "setting": setting, "outcomes": rows})
 
 
 class ReplayRun:
-    """Servers and clients of one replay."""
+    """One replay. ``clients`` has the settings' clients by name."""
 
-    def __init__(self, plan: ReplayPlan, folder: Path, say: Say) -> None:
+    def __init__(self, plan: ReplayPlan, clients: Mapping[str, LoadClient], say: Say) -> None:
         self._plan = plan
-        self._folder = folder
+        self._clients = clients
         self._say = say
-        self._clients: dict[str, LoadClient] = {}
-        self._stack = AsyncExitStack()
-
-    async def __aenter__(self) -> ReplayRun:
-        urls: dict[tuple[str, tuple[str, ...]], str] = {}
-        await self._stack.__aenter__()
-        try:
-            for setting in self._plan.settings:
-                await self._open(setting, urls)
-        except BaseException:
-            await self._stack.aclose()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
-
-    async def _open(self, setting: Setting, urls: dict[tuple[str, tuple[str, ...]], str]) -> None:
-        plan = self._plan
-        if setting.server not in urls:
-            urls[setting.server] = setting.url or await self._stack.enter_async_context(
-                serve(setting, self._folder / f"serve-{len(urls)}.log", self._say)
-            )
-        target = Target(
-            urls[setting.server],
-            plan.model,
-            setting.fields,
-            headers=plan.headers,
-            timeout_s=plan.timeout_s,
-        )
-        target = await describe_target(target)
-        if target.reports_steps:
-            target = replace(target, fields={"return_token_ids": True, **setting.fields})
-        client = await self._stack.enter_async_context(LoadClient.open(target))
-        self._clients[setting.name] = client
-
-    def client(self, setting: str) -> LoadClient:
-        return self._clients[setting]
 
     async def run(self, journal: ReplayJournal, *, bar: bool) -> None:
         """Run every window that the journal lacks, in each setting in turn."""

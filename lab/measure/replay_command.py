@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from eaglegate.lab.measure.bench import BenchError, name_settings
+from eaglegate.lab.measure.bench import name_settings
 from eaglegate.lab.measure.bench_command import (
     add_request_arguments,
     add_result_arguments,
@@ -19,6 +19,7 @@ from eaglegate.lab.measure.bench_command import (
     say,
     stop_on_sigterm,
 )
+from eaglegate.lab.measure.load import Target
 from eaglegate.lab.measure.near_ties import TIE, explain_texts
 from eaglegate.lab.measure.pairs import MARGIN, match_pairs
 from eaglegate.lab.measure.replay import (
@@ -31,6 +32,7 @@ from eaglegate.lab.measure.replay import (
 )
 from eaglegate.lab.measure.replay_report import ReplayReport, make_report
 from eaglegate.lab.measure.report import describe_run
+from eaglegate.lab.measure.runs import BenchError, open_clients
 from eaglegate.lab.measure.servers import DEMO, ServerError, Setting, demo_flags
 from eaglegate.lab.measure.statistics import Verdict
 from eaglegate.observability.captures.files import add_key_file_argument, load_cipher, read_records
@@ -171,13 +173,15 @@ async def run_replay(
     journal = ReplayJournal(folder / "outcomes.jsonl", plan.digest(), resume=options.resume)
     base_is_capture = len(plan.settings) == 1
     names = (RECORDED if base_is_capture else plan.settings[0].name, plan.settings[-1].name)
-    async with ReplayRun(plan, folder, say) as run:
-        await run.run(journal, bar=not options.quiet)
+    target = Target("", plan.model, headers=plan.headers, timeout_s=plan.timeout_s)
+    own_fields = {"return_token_ids": True}
+    async with open_clients(plan.settings, target, folder, say, own_fields) as clients:
+        await ReplayRun(plan, clients, say).run(journal, bar=not options.quiet)
         base = None if base_is_capture else journal.outcomes[names[0]]
         windows = {} if base_is_capture else plan.number_windows()
         pairs = match_pairs(plan.requests, base, journal.outcomes[names[1]], windows)
-        base_client = None if base_is_capture else run.client(names[0])
-        text = await explain_texts(pairs, base_client, run.client(names[1]), options.tie)
+        base_client = None if base_is_capture else clients[names[0]]
+        text = await explain_texts(pairs, base_client, clients[names[1]], options.tie)
     return make_report(
         describe_run("replay", argv),
         names,

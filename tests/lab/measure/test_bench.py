@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from eaglegate.lab.measure.bench import BenchError, BenchPlan, LoadPoint, run
+from eaglegate.lab.measure.bench import BenchPlan, LoadPoint, run
 from eaglegate.lab.measure.bench_command import main, make_parser, make_plan
 from eaglegate.lab.measure.bench_report import make_report
 from eaglegate.lab.measure.charts import Line, Point, draw_lines
@@ -20,6 +20,7 @@ from eaglegate.lab.measure.datasets import load_sessions
 from eaglegate.lab.measure.depths import COST_TABLE, make_depth_settings
 from eaglegate.lab.measure.drafts import CostTable
 from eaglegate.lab.measure.figures import Block, Goal
+from eaglegate.lab.measure.runs import BenchError
 from eaglegate.lab.measure.servers import SPECULATION, ServerError, Setting, drop_speculation
 from eaglegate.lab.measure.statistics import Verdict
 from eaglegate.lab.measure.stream import RequestResult
