@@ -227,49 +227,26 @@ def lossless_table(base: Sequence[Answers], runs: Sequence[Run]) -> str:
 
 def headline(scores: Mapping[str, Mapping[str, Score]]) -> str:
     """Format the aims of the demo as one table."""
-    overall = sum((s for kinds in scores.values() for s in kinds.values()), Score())
-    held_out_score = sum(scores["held-out"].values(), Score())
-    sums = sum(scores["sums"].values(), Score())
-    held_score = sum(scores["held"].values(), Score())
-    alike_score = sum(scores["alike"].values(), Score())
-    long_scores = scores["long"]
+    totals = {group: sum(kinds.values(), Score()) for group, kinds in scores.items()}
+    overall = sum(totals.values(), Score())
+    plain, long_scores = totals["held-out"], scores["long"]
     calls = sum(
         (long_scores[k] for k in ("tool_call", "parallel_calls") if k in long_scores), Score()
     )
+
+    def measure_exact(score: Score) -> str:
+        return percent(score.num_exact, score.num_asked)
+
     rows = [
         ["ends its turn (all sets)", percent(overall.num_ended, overall.num_asked), "100 %"],
-        [
-            "held-out answers exact",
-            percent(held_out_score.num_exact, held_out_score.num_asked),
-            "",
-        ],
-        [
-            "tool calls: valid JSON",
-            percent(held_out_score.valid_json, held_out_score.calls_asked),
-            "98 %",
-        ],
-        [
-            "tool calls: right function",
-            percent(held_out_score.right_functions, held_out_score.calls_asked),
-            "97 %",
-        ],
-        [
-            "tool calls: right arguments",
-            percent(held_out_score.right_arguments, held_out_score.arguments),
-            "90 %",
-        ],
-        ["arithmetic in its range", percent(sums.num_exact, sums.num_asked), "90 %"],
-        ["long-context tool calls exact", percent(calls.num_exact, calls.num_asked), "70 %"],
-        [
-            "tool calls among names alike exact",
-            percent(alike_score.num_exact, alike_score.num_asked),
-            "",
-        ],
-        [
-            "held to unknown JSON keys: ends",
-            percent(held_score.num_exact, held_score.num_asked),
-            "",
-        ],
+        ["held-out answers exact", measure_exact(plain), ""],
+        ["tool calls: valid JSON", percent(plain.valid_json, plain.calls_asked), "98 %"],
+        ["tool calls: right function", percent(plain.right_functions, plain.calls_asked), "97 %"],
+        ["tool calls: right arguments", percent(plain.right_arguments, plain.arguments), "90 %"],
+        ["arithmetic in its range", measure_exact(totals["sums"]), "90 %"],
+        ["long-context tool calls exact", measure_exact(calls), "70 %"],
+        ["tool calls among names alike exact", measure_exact(totals["alike"]), ""],
+        ["held to unknown JSON keys: ends", measure_exact(totals["held"]), ""],
     ]
     return table(["measure", "reached", "aim"], rows)
 
