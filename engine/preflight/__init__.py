@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from eaglegate.engine.machine import Machine, check_hub
 from eaglegate.engine.preflight.context import (
@@ -32,11 +30,7 @@ from eaglegate.engine.speculation.inspection.checkpoint import (
     read_json,
 )
 from eaglegate.engine.speculation.inspection.recurrent import RECURRENT_ON_CPU, is_recurrent
-from eaglegate.engine.speculation.inspection.weights import (
-    InvalidCheckpoint,
-    TensorEntry,
-    read_header,
-)
+from eaglegate.engine.speculation.inspection.weights import InvalidCheckpoint
 from eaglegate.engine.speculation.naming import explain_missing_target
 from eaglegate.engine.vllm_contract import describe_untested
 
@@ -90,15 +84,6 @@ def check_draft(scene: PreflightContext) -> Iterator[str]:
         reason = scene.hub()
         if reason:
             yield format_missing(f"the draft {scene.draft.draft}", reason)
-
-
-def check_adapters(scene: PreflightContext) -> Iterator[str]:
-    target_checkpoint = scene.files.checkpoint
-    is_packed = scene.plan.quantization or get_stored_scheme(scene.files)
-    base = {} if target_checkpoint is None or is_packed else target_checkpoint.tensors
-    for name, folder in scene.plan.adapters.items():
-        problems = inspect_adapter(Path(folder), scene.plan.max_lora_rank, base)
-        yield from (f"the adapter {name} cannot be loaded: {problem}" for problem in problems)
 
 
 def check_tokenizer(scene: PreflightContext) -> Iterator[str]:
@@ -181,7 +166,6 @@ OBSTACLES: tuple[Check, ...] = (
     check_sampling_defaults,
     check_draft,
     check_recurrent_target,
-    check_adapters,
     check_devices,
     check_memory,
     check_length,
@@ -203,92 +187,6 @@ REMARKS: tuple[Check, ...] = (
     check_inspected,
     check_download,
 )
-
-
-CONFIG = "adapter_config.json"
-WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
-"""Weight files that vLLM looks for, in vLLM's order."""
-UNSUPPORTED = {
-    "use_dora": "DoRA",
-    "lora_bias": "biases",
-    "alora_invocation_tokens": "activated LoRA",
-    "layer_replication": "layer replication",
-    "use_bdlora": "block-diagonal LoRA",
-    "use_qalora": "QALoRA",
-}
-"""Kinds of adapters that vLLM does not support, by their member of the configuration."""
-PREFIX = "base_model.model."
-Tensors = Mapping[str, TensorEntry]
-
-
-def inspect_adapter(folder: Path, max_rank: int, base: Tensors) -> Iterator[str]:
-    """Yield the faults of an adapter. ``base`` has the model's own tensors; empty if unknown."""
-    try:
-        if not (folder / CONFIG).is_file():
-            raise InvalidCheckpoint(
-                "config-absent", f"{folder} holds no {CONFIG}", "name its folder"
-            )
-        config = read_json(folder / CONFIG, "config-malformed")
-        yield from check_config(config, max_rank)
-        yield from check_weights(folder, base)
-    except InvalidCheckpoint as fault:
-        yield f"{fault.found}; {fault.advice}"
-
-
-def check_config(config: Mapping[str, Any], max_rank: int) -> Iterator[str]:
-    if (kind := config.get("peft_type", "LORA")) != "LORA":
-        yield f"its peft_type is {kind!r}; vLLM loads only LoRA adapters"
-    pattern = config.get("rank_pattern") or {}
-    for rank in {config.get("r"), *(pattern.values() if isinstance(pattern, Mapping) else ())}:
-        if not isinstance(rank, int) or rank <= 0:
-            yield f"its rank r is {rank!r}, not a positive integer"
-        elif rank > max_rank:
-            yield f"its rank is {rank}, more than --max-lora-rank {max_rank}: raise it"
-    for name, feature in UNSUPPORTED.items():
-        if config.get(name):
-            yield f"it has {name}, and vLLM does not support {feature}"
-    if modules := config.get("modules_to_save"):
-        names = ", ".join(map(str, modules))
-        yield f"it replaces whole modules ({names}), which vLLM does not load"
-
-
-def check_weights(folder: Path, base: Tensors) -> Iterator[str]:
-    """Yield the faults of the adapter's weights. Raises InvalidCheckpoint."""
-    file = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
-    if file is None:
-        raise InvalidCheckpoint(
-            "weights-absent", f"{folder} holds no {WEIGHTS[0]}", "copy the weights there"
-        )
-    if file.suffix != ".safetensors":
-        return
-    tensors = read_header(file)
-    pairs = [(name, entry, find_base(name, base)) for name, entry in tensors.items()]
-    if base and not any(original for _, _, original in pairs):
-        yield f"no layer in {file.name} belongs to this model: it is another model's adapter"
-    misfits = [
-        name for name, entry, original in pairs if original and not fits(name, entry, original)
-    ]
-    if misfits:
-        yield (
-            f"{misfits[0]} ({len(misfits)} such) has the shape {tensors[misfits[0]].shape}, which "
-            "does not fit this model's layer: it is another model's adapter"
-        )
-
-
-def find_base(name: str, base: Tensors) -> TensorEntry | None:
-    """Return the model's tensor that a tensor of the adapter belongs to."""
-    module = name.removeprefix(PREFIX).rpartition(".lora_")[0]
-    return base.get(f"{module}.weight")
-
-
-def fits(name: str, entry: TensorEntry, original: TensorEntry) -> bool:
-    """Return True if the shapes fit: A is rank times inputs, B is outputs times rank, and the
-    model's tensor is outputs times inputs."""
-    if len(entry.shape) != 2 or len(original.shape) != 2:
-        return True
-    if ".lora_A." in name:
-        return entry.shape[1] == original.shape[1]
-    return entry.shape[0] == original.shape[0] if ".lora_B." in name else True
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,9 @@ from eaglegate.engine.speculation.naming import SHORT, name_speculation
 from eaglegate.engine.speculation.prefix_cost import find_prefix_cost
 from eaglegate.engine.types import TEXT_AND_IMAGES, TEXT_ONLY
 
+SHRINKING = ("quantization", "quantization_config", "cpu_offload_gb", "offload_group_size")
+"""Arguments with which the weights in a GPU's memory are smaller than the stored ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
@@ -46,12 +49,8 @@ class EnginePlan:
     executor: str | None = None
     gpu_memory_utilization: float = 0.9
     kv_cache_bytes: int | None = None
-    quantizes_online: bool = False
-    """True if the arguments configure the quantization of layers, beyond a scheme's name."""
-    cpu_offload_gib: float = 0.0
-    """GiB of each GPU's weights that are kept in the host's memory."""
-    offloaded_layers: float = 0.0
-    """Share of layers whose weights are kept in the CPU's memory."""
+    shrinks_weights: bool = False
+    """True if the arguments quantize stored weights, or keep some in the host's memory."""
     device_ids: tuple[str, ...] = ()
     load_format: str = "auto"
     hf_overrides: Mapping[str, Any] = field(default_factory=dict)
@@ -59,7 +58,6 @@ class EnginePlan:
     speculative_config: Mapping[str, Any] | None = None
     adapters: Mapping[str, str] = field(default_factory=dict)
     """Folders of LoRA adapters, by name."""
-    max_lora_rank: int = 16
     block_size: int | None = None
     """Tokens per block of the KV cache; None leaves the size to vLLM."""
     prefix_caching: bool = True
@@ -118,15 +116,12 @@ def make_plan(arguments: Any, adapters: Mapping[str, str] | None = None) -> Engi
         kv_cache_bytes=getattr(arguments, "kv_cache_memory_bytes", None),
         language_model_only=bool(getattr(arguments, "language_model_only", None)),
         kv_connector=getattr(arguments, "kv_transfer_config", None) is not None,
-        quantizes_online=getattr(arguments, "quantization_config", None) is not None,
-        cpu_offload_gib=getattr(arguments, "cpu_offload_gb", None) or 0.0,
-        offloaded_layers=get_offloaded_layers(arguments),
+        shrinks_weights=any(getattr(arguments, name, None) for name in SHRINKING),
         device_ids=tuple(map(str, getattr(arguments, "device_ids", None) or ())),
         hf_overrides=overrides if isinstance(overrides, Mapping) else {},
         load_format=str(getattr(arguments, "load_format", "auto")),
         speculative_config=dict(speculation) if speculation else None,
         adapters=adapters or {},
-        max_lora_rank=getattr(arguments, "max_lora_rank", None) or 16,
         block_size=getattr(arguments, "block_size", None),
         prefix_caching=getattr(arguments, "enable_prefix_caching", None) is not False,
         generation_config=getattr(arguments, "generation_config", None) or "auto",
@@ -140,14 +135,6 @@ def count_local_replicas(arguments: Any) -> int | None:
     if rank is not None or getattr(arguments, "data_parallel_external_lb", False):
         return 1
     return getattr(arguments, "data_parallel_size_local", None)
-
-
-def get_offloaded_layers(arguments: Any) -> float:
-    """Return the share of offloaded layers: the last ``offload_num_in_group`` of every
-    ``offload_group_size``."""
-    group = getattr(arguments, "offload_group_size", None) or 0
-    count = getattr(arguments, "offload_num_in_group", None) or 1
-    return min(1.0, count / group) if group else 0.0
 
 
 def get_backend_name(value: Any) -> str | None:

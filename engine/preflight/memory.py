@@ -6,30 +6,15 @@ A start is refused only if it is certain to fail, so every size here is a lower 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import prod
 
 from eaglegate.engine.gpus import GpuDevice, select_gpus
-from eaglegate.engine.machine import GIB
 from eaglegate.engine.preflight.context import (
     EnginePlan,
     PreflightContext,
     format_bytes,
-    get_stored_scheme,
+    get_stored_dtype,
 )
-from eaglegate.engine.speculation.inspection.checkpoint import Checkpoint
-from eaglegate.engine.speculation.inspection.weights import TensorEntry
 
-FLOATS = ("F16", "BF16", "F32", "F64")
-EIGHT_BITS = (
-    "fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "experts_int8",
-    "int8_per_channel_weight_only", "mxfp8", "fbgemm_fp8",
-)  # fmt: skip
-"""Schemes that vLLM can apply to plain weights while loading, at one byte per weight."""
-LEAST_BYTES = 0.5
-"""Bytes per weight of the densest other scheme, such as bitsandbytes."""
-PLAIN = ("embed", "lm_head", "norm")
-"""Substrings in names of weights that no scheme quantizes."""
-EXPERTS = ".experts."
 LEAST_VISIBLE = 0.98
 """Share of nvidia-smi's total memory that CUDA shows at least."""
 
@@ -88,13 +73,15 @@ def check_memory(scene: PreflightContext) -> Iterator[str]:
     plan, machine = scene.plan, scene.machine
     if scene.files.checkpoint is None or not scene.files.checkpoint.num_bytes:
         return
+    weights = 0.0 if plan.shrinks_weights else count_weights(scene)
     if machine.platform == "cpu":
-        need = plan.data_parallel_size * (measure_all(scene) + (plan.kv_cache_bytes or 0))
+        need = plan.data_parallel_size * (weights + (plan.kv_cache_bytes or 0))
         if need > machine.free_memory:
             demand = f"weights (and KV cache, where given) need {format_bytes(need)}"
             yield f"{demand} of memory, {format_bytes(machine.free_memory)} are free"
         return
-    need = measure_rank(scene) + (plan.kv_cache_bytes or 0)
+    # Experts are split over all ranks of all replicas, other weights over the ranks of one.
+    need = weights / (plan.ranks * plan.data_parallel_size) + (plan.kv_cache_bytes or 0)
     rooms = [(get_room(gpu, plan), gpu.name) for gpu in take_gpus(scene) or ()]
     known_rooms = [(room, name) for room, name in rooms if room is not None]
     if known_rooms and need > min(known_rooms)[0]:
@@ -131,51 +118,13 @@ def get_room(gpu: GpuDevice, plan: EnginePlan) -> float | None:
     return min(gpu.free, gpu.memory * plan.gpu_memory_utilization)
 
 
-def measure_all(scene: PreflightContext) -> float:
-    """Return the bytes of the weights of target and draft, unsplit."""
-    pair = (scene.files.checkpoint, scene.draft_checkpoint)
-    return sum(size for source in pair for _, size in measure_tensors(scene, source))
-
-
-def measure_rank(scene: PreflightContext) -> float:
-    """Return the bytes of the weights on one GPU, as a mean over pipeline ranks.
-
-    Experts are split over all ranks of all replicas, with or without expert parallelism (vLLM,
-    ``FusedMoEParallelConfig.make``). Other weights are split over the tensor ranks of one replica.
+def count_weights(scene: PreflightContext) -> float:
+    """Return the fewest bytes that the weights of target and draft take. Of 32-bit models, vLLM
+    loads 16 bits.
     """
-    plan = scene.plan
-    tensor, stages = plan.tensor_parallel_size, plan.pipeline_parallel_size
-    num_ranks = tensor * plan.prefill_context_parallel_size * plan.data_parallel_size
-    target = sum(
-        size / (num_ranks if EXPERTS in name else tensor)
-        for name, size in measure_tensors(scene, scene.files.checkpoint)
+    narrows = str(get_stored_dtype(scene.files)).endswith("float32")
+    return sum(
+        checkpoint.num_bytes / (2 if narrows else 1)
+        for checkpoint in (scene.files.checkpoint, scene.draft_checkpoint)
+        if checkpoint is not None
     )
-    on_gpu = target / stages * (1 - plan.offloaded_layers) - plan.cpu_offload_gib * GIB
-    draft = sum(size for _, size in measure_tensors(scene, scene.draft_checkpoint))
-    draft_ranks = (plan.speculative_config or {}).get("draft_tensor_parallel_size") or tensor
-    return max(0.0, on_gpu) + draft / draft_ranks
-
-
-def measure_tensors(
-    scene: PreflightContext, checkpoint: Checkpoint | None
-) -> Iterator[tuple[str, float]]:
-    """Yield names and bytes of loaded tensors, in the engine's dtype, quantized if requested.
-
-    A checkpoint that is already quantized is loaded unchanged.
-    """
-    is_quantized = get_stored_scheme(scene.files) is not None
-    for name, tensor in checkpoint.tensors.items() if checkpoint else ():
-        if is_quantized or tensor.dtype not in FLOATS:
-            yield name, tensor.num_bytes
-        else:
-            yield name, prod(tensor.shape) * get_bytes_per_value(scene.plan, name, tensor)
-
-
-def get_bytes_per_value(plan: EnginePlan, name: str, tensor: TensorEntry) -> float:
-    """Return the bytes per value. ``auto`` is at most 16 bits, because vLLM narrows 32-bit
-    models."""
-    default_bytes = 4 if plan.dtype.removeprefix("torch.") in ("float", "float32") else 2
-    quantizes = plan.quantization is not None or plan.quantizes_online
-    if not quantizes or len(tensor.shape) < 2 or any(part in name for part in PLAIN):
-        return default_bytes
-    return 1 if plan.quantization in EIGHT_BITS and not plan.quantizes_online else LEAST_BYTES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +11,7 @@ import pytest
 from eaglegate.engine.gpus import GpuDevice
 from eaglegate.engine.machine import GIB, Machine
 from eaglegate.engine.preflight import EnginePlan, make_plan, preflight
-from eaglegate.engine.preflight.context import make_context
-from eaglegate.engine.preflight.memory import measure_rank
-from eaglegate.engine.speculation.inspection.weights import TensorEntry
 from tests.engine.stand_ins import llama_70b
-
-EXPERTS, OTHERS = 64 * GIB, 8 * GIB
 
 
 def offline() -> str | None:
@@ -59,21 +53,13 @@ def test_the_gpus_that_workers_take_need_room(llama: str, machine: Machine, fits
     ("changes", "fits"),
     [
         ({}, False),
-        ({"quantization": "bitsandbytes"}, True),
-        ({"quantization": "fp8"}, True),
-        ({"quantizes_online": True}, True),
-        ({"cpu_offload_gib": 70.0}, True),
-        ({"cpu_offload_gib": 20.0}, False),
-        ({"offloaded_layers": 0.5}, True),
+        ({"shrinks_weights": True}, True),
         ({"pipeline_parallel_size": 2}, True),
-        ({"data_parallel_size": 2}, False),
-        ({"quantization": "fp8", "gpu_memory_utilization": 0.8}, False),
-        ({"quantization": "fp8", "dtype": "float32"}, True),
-        ({"quantization": "fp8", "kv_cache_bytes": 20 * GIB}, False),
+        ({"pipeline_parallel_size": 2, "kv_cache_bytes": 20 * GIB}, False),
     ],
     ids=str,
 )
-def test_quantization_offload_and_parallelism_reduce_the_memory_of_weights(
+def test_stored_weights_need_room_after_parallelism(
     llama: str, changes: dict[str, Any], fits: bool
 ):
     found = find_obstacles(EnginePlan(llama, **changes), make_machine(79, 79))
@@ -90,38 +76,6 @@ def test_vllm_refuses_a_share_that_is_not_free(free_gib: float | None, share: fl
     plan = EnginePlan(str(demo), kv_cache_bytes=GIB, gpu_memory_utilization=share)
     obstacles = find_obstacles(plan, make_machine(free_gib))
     assert obstacles == "" if fits else "try --gpu-memory-utilization 0.78" in obstacles
-
-
-def make_tensor(dtype: str, *shape: int) -> TensorEntry:
-    size = {"F32": 4, "BF16": 2, "U8": 1}[dtype]
-    count = 1
-    for side in shape:
-        count *= side
-    return TensorEntry(dtype, shape, Path("w"), 0, count * size)
-
-
-@pytest.mark.parametrize(
-    ("changes", "gib"),
-    [
-        ({}, EXPERTS + OTHERS),
-        ({"tensor_parallel_size": 8}, (EXPERTS + OTHERS) / 8),
-        ({"data_parallel_size": 8}, EXPERTS / 8 + OTHERS),
-        ({"data_parallel_size": 4, "tensor_parallel_size": 2}, EXPERTS / 8 + OTHERS / 2),
-    ],
-    ids=str,
-)
-def test_experts_are_split_over_all_replicas(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int], gib: float
-):
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MixtralForCausalLM"]}))
-    tensors = {
-        "model.layers.0.mlp.experts.0.up_proj.weight": make_tensor("BF16", 1 << 10, 32 << 20),
-        "model.layers.0.self_attn.q_proj.weight": make_tensor("BF16", 1 << 10, 4 << 20),
-    }
-    stored = SimpleNamespace(num_bytes=EXPERTS + OTHERS, tensors=tensors)
-    monkeypatch.setattr("eaglegate.engine.preflight.context.open_model", lambda *_: stored)
-    scene = make_context(EnginePlan(str(tmp_path), **changes), make_machine(), offline)
-    assert measure_rank(scene) == pytest.approx(gib)
 
 
 def test_unknown_gpus_are_a_note_and_no_obstacle(llama: str):
@@ -145,12 +99,10 @@ def test_the_command_line_says_how_weights_are_split():
     plan = make_plan(
         SimpleNamespace(
             model="m", data_parallel_size=8, data_parallel_rank=3, tensor_parallel_size=2,
-            prefill_context_parallel_size=2, cpu_offload_gb=10, offload_group_size=8,
-            offload_num_in_group=2, device_ids=[4, 5], quantization_config={"linear": "mxfp8"},
+            prefill_context_parallel_size=2, cpu_offload_gb=10, device_ids=[4, 5],
         )
     )  # fmt: skip
-    assert (plan.workers, plan.device_ids, plan.quantizes_online) == (4, ("4", "5"), True)
-    assert (plan.cpu_offload_gib, plan.offloaded_layers) == (10, 0.25)
+    assert (plan.workers, plan.device_ids, plan.shrinks_weights) == (4, ("4", "5"), True)
     assert make_plan(SimpleNamespace(model="m", data_parallel_size_local=0)).workers == 0
 
 
