@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -44,16 +44,6 @@ Row = dict[str, Any]
 
 
 @dataclass(slots=True)
-class BatchSpeed:
-    """Decode speed of requests with the same mean batch size."""
-
-    requests: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    """Sum of their decode times."""
-
-
-@dataclass(slots=True)
 class Slot:
     """Totals of one slot."""
 
@@ -62,8 +52,6 @@ class Slot:
     slices: dict[SliceKey, WindowSums] = field(default_factory=dict)
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     """Counts by name: ``ended``, ``refused``, ``tools``, ``recovered``."""
-    batches: dict[int, BatchSpeed] = field(default_factory=dict)
-    """Speeds by batch size."""
     queued: int = 0
     """Most requests seen waiting at once."""
     running: int = 0
@@ -78,36 +66,6 @@ class Slot:
         self.counts.setdefault(kind, Counter())[name] += number
 
 
-class Concurrency:
-    """Running requests as an integral over time, which gives the mean batch size of a request."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._at = clock()
-        self._running = 0
-        self._integral = 0.0
-        self._begun: dict[str, tuple[float, float]] = {}
-
-    def begin(self, request: str) -> None:
-        now = self._advance()
-        self._running += 1
-        self._begun[request] = now, self._integral
-
-    def end(self, request: str) -> float:
-        """Return the mean number of requests in progress during this one, itself included."""
-        now = self._advance()
-        start, start_integral = self._begun.pop(request, (now, self._integral))
-        self._running = max(0, self._running - 1)
-        seconds = now - start
-        return (self._integral - start_integral) / seconds if seconds > 0 else 1.0
-
-    def _advance(self) -> float:
-        now = self._clock()
-        self._integral += self._running * (now - self._at)
-        self._at = now
-        return now
-
-
 class DayHistory(MetricGroup):
     """History of the day. It gets the reports of a metric group and declares no metrics."""
 
@@ -115,8 +73,6 @@ class DayHistory(MetricGroup):
         self._wall = wall_clock
         self._slots: deque[Slot] = deque(maxlen=SLOTS)
         self._events: deque[Row] = deque(maxlen=MOST_EVENTS)
-        self._concurrency = Concurrency(scope.clock)
-        self._batches: dict[str, float] = {}
         super().__init__(scope)
 
     def declare(self) -> None:
@@ -131,12 +87,6 @@ class DayHistory(MetricGroup):
     def set_wall_clock(self, wall_clock: Callable[[], float]) -> None:
         """Use another clock, in tests and benchmarks."""
         self._wall = wall_clock
-
-    def begin_request(self, request: str) -> None:
-        self._concurrency.begin(request)
-
-    def end_request(self, request: str) -> None:
-        self._batches[request] = self._concurrency.end(request)
 
     def record_progress(self, progress: DecodeProgress) -> None:
         slot = self._open_slot()
@@ -158,18 +108,6 @@ class DayHistory(MetricGroup):
             for choice in record.choices:
                 for outcome in choice.tools:
                     slot.count("tools", outcome.value)
-            self._count_batch(slot, record)
-
-    def _count_batch(self, slot: Slot, record: RequestRecord) -> None:
-        batch = self._batches.pop(record.facts.id, None)
-        if batch is None:
-            return
-        speed = slot.batches.setdefault(round_batch(batch), BatchSpeed())
-        for choice in record.choices:
-            if choice.tpot is not None:
-                speed.requests += 1
-                speed.tokens += choice.tokens - 1
-                speed.seconds += choice.tpot * (choice.tokens - 1)
 
     def _add_start(self, fact: EngineStarted) -> None:
         detail = f"{fact.info.model}, in {fact.seconds:.1f} s"
@@ -210,17 +148,8 @@ class DayHistory(MetricGroup):
                 count_kind: dict(sum_counts(self._slots, count_kind))
                 for count_kind in ("ended", "refused", "tools", "recovered")
             },
-            "batches": list(_sum_batches(self._slots)),
             "events": list(self._events),
         }
-
-
-def round_batch(batch: float) -> int:
-    """Return the nearest power of two: 1, 2, 4, ..."""
-    power = 1
-    while batch > 1.5 * power:
-        power *= 2
-    return power
 
 
 def sum_counts(slots: Iterable[Slot], kind: str) -> Counter[str]:
@@ -228,22 +157,6 @@ def sum_counts(slots: Iterable[Slot], kind: str) -> Counter[str]:
     for slot in slots:
         counts.update(slot.counts.get(kind, {}))
     return counts
-
-
-def _sum_batches(slots: Iterable[Slot]) -> Iterator[Row]:
-    """Yield the throughput by batch size: the speed of one request times the batch size."""
-    totals: dict[int, BatchSpeed] = {}
-    for slot in slots:
-        for batch, speed in slot.batches.items():
-            total = totals.setdefault(batch, BatchSpeed())
-            total.requests += speed.requests
-            total.tokens += speed.tokens
-            total.seconds += speed.seconds
-    for batch, speed in sorted(totals.items()):
-        if speed.seconds > 0:
-            rate = speed.tokens / speed.seconds
-            row = {"batch": batch, "choices": speed.requests, "tokens_per_s_each": rate}
-            yield row | {"tokens_per_s": batch * rate}
 
 
 def _describe_slot(slot: Slot, key: SliceKey) -> Row:

@@ -167,7 +167,6 @@ class Telemetry:
             self._late,
         )
         self._live.add(observation)
-        self.history.begin_request(facts.id)
         self._sequences.update(observation.sequences)
         attach(observation)
         self.facts.publish(RequestBegan(observation, facts))
@@ -304,7 +303,6 @@ class Telemetry:
 
     def _end_request(self, observation: RequestObservation, record: RequestRecord) -> None:
         self._live.discard(observation)
-        self.history.end_request(record.facts.id)
         for id_ in record.facts.sequences:
             self._sequences.pop(id_, None)
         self._batch.add_record(record)

@@ -52,8 +52,6 @@ export function showDay(day) {
   $("dayof").textContent = $("requestsof").textContent = named();
   $("dayback").hidden = !slice;
   $("charts").replaceChildren(...CHARTS.map(row => chart(...row, day)));
-  const speeds = day.batches, most = Math.max(1, ...speeds.map(row => row.tokens_per_s));
-  bars($("batches"), speeds.map(row => bar(`${row.batch} at once`, row.tokens_per_s / most, "", fixed(row.tokens_per_s, 0) + " tok/s")), "No request has ended.");
   const depths = sumColumns(day.slots.map(slot => slot.steps_by_depth)), steps = depths.reduce((a, b) => a + b, 0);
   bars($("daydepths"), steps ? depths.map((n, depth) => bar("depth " + depth, n / steps)) : [], "No decode step.");
   counts($("toolcalls"), day.counts.tools, "No tool call.");

@@ -20,7 +20,7 @@ from eaglegate.features.explanations.feature import follow
 from eaglegate.features.explanations.ring import ExplanationRing
 from eaglegate.observability import history
 from eaglegate.observability.facts import DraftSwapped, EngineLost, EngineStarted
-from eaglegate.observability.history import MOST_SLICES, SLOT_S, SLOTS, round_batch
+from eaglegate.observability.history import MOST_SLICES, SLOT_S, SLOTS
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.telemetry import Telemetry
@@ -118,22 +118,6 @@ def test_slices_of_a_slot_are_bounded():
     slot.add(("template", "0"), history.WindowSums(1))
     assert len(slot.slices) == MOST_SLICES
     assert slot.slices["template", "0"].requests == 2
-
-
-def test_throughput_by_batch_size_is_one_requests_speed_times_those_beside_it(day):
-    day.answer(steps=100, wait_s=0.0)
-    together = [day.begin() for _ in range(4)]
-    for begun in together[:3]:
-        observation, sequence, id_ = begun
-        sequence.add_step(Step((1,)))
-        observation.choice(id_)(ContentDelta("x"))
-    day.now += 10.0
-    for begun in together:
-        day.finish(begun, steps=50, wait_s=0.0, step_s=0.0)
-    rows = {row["batch"]: row for row in day.describe()["batches"]}
-    assert rows[1]["tokens_per_s"] == pytest.approx(300, rel=0.01)
-    assert set(rows) == {1, 4}
-    assert [round_batch(value) for value in (0.3, 1.4, 1.6, 2.9, 3.1, 6.5)] == [1, 1, 2, 2, 4, 8]
 
 
 def test_events_tell_the_lives_of_engines_and_drafts(day):
