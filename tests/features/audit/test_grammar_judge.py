@@ -3,6 +3,7 @@ only where grammars are enforced."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -131,6 +132,12 @@ async def test_a_judgement_beyond_its_limits_is_unknown(judge: GrammarJudge, nam
     assert await judge.find_breach(*HOSTILE[name]) is None
     assert await judge.find_breach(INTEGER, "1") == ""
     assert await judge.find_breach(INTEGER, "true")
+
+
+async def test_answers_are_judged_one_at_a_time(judge: GrammarJudge) -> None:
+    texts = ("1", "true", "2", '"3"')
+    breaches = await asyncio.gather(*(judge.find_breach(INTEGER, text) for text in texts))
+    assert [breach == "" for breach in breaches] == [True, False, True, False]
 
 
 async def test_a_judge_that_was_killed_is_replaced(judge: GrammarJudge) -> None:
