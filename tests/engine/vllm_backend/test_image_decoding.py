@@ -156,9 +156,13 @@ async def test_the_size_of_an_image_decides_its_tokens(renderer: ImageRenderer, 
     assert [[picture.size for picture in pictures] for pictures in llm.pictures] == [[(448, 224)]]
 
 
-async def test_an_image_of_another_size_is_refused(renderer: ImageRenderer) -> None:
+async def test_images_that_were_not_checked_are_refused(renderer: ImageRenderer) -> None:
     data = make_picture()
-    for image in (make_image(data, "png", 48, 64), make_image(data, "webp", 64, 48)):
+    for image in (
+        make_image(data, "png", 48, 64),
+        make_image(data, "webp", 64, 48),
+        make_image(data[:-40], "png", 64, 48),
+    ):
         with pytest.raises(RequestRejected, match="Image 0 cannot be read"):
             await renderer.open_request(ask(image), None)
 
