@@ -68,7 +68,7 @@ class ImageRenderer:
         self._outputs = outputs
         self._image_input = image_input
         self._max_pixels = max_pixels
-        self._decoders = DecoderPool(sys.maxsize)
+        self._decoders = DecoderPool(sys.maxsize, 1)
         self._counts: dict[tuple[int, int], int] = {}
         """Numbers of tokens, by the size of a picture."""
         self._room = asyncio.Semaphore(PROMPTS)

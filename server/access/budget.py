@@ -41,6 +41,8 @@ the estimate is rarely too high.
 ECHO_BYTES = 8
 LOGPROB_BYTES = 64
 """Bytes of JSON in an answer that repeats its prompt, for each token and each log probability."""
+PIXEL_BYTES = 16
+"""Bytes of memory that a pixel takes while it is decoded, as a WebP with transparency does."""
 TURNS = 2
 """Number of large requests that are prepared at the same time."""
 SMALL_BYTES = 64 << 10
@@ -76,6 +78,10 @@ class RequestCharge:
         """Pay for images before they are read. Raises TooManyRequests and InvalidRequest."""
         if self.quota is not None:
             self.quota.take_images(num_images)
+
+    def check_pixels(self, num_pixels: int) -> None:
+        """Raise Unavailable if memory has no room for an image that is decoded now."""
+        self.budget.check_memory(PIXEL_BYTES * num_pixels)
 
     def hold_echo(self, prompt: int, logprobs: int) -> None:
         """Charge an answer's copy of ``prompt`` tokens, each with ``logprobs`` log probabilities,

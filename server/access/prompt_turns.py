@@ -36,9 +36,10 @@ class PromptTurns:
         step_tokens: Callable[[], int] = lambda: STEP_TOKENS,
         clock: Clock = time.monotonic,
         later: Callable[[float, Callable[[], None]], asyncio.TimerHandle] = _call_later,
+        longest_s: float = LONGEST_S,
     ) -> None:
         self._step_tokens, self._later = step_tokens, later
-        self._clock = clock
+        self._clock, self._longest_s = clock, longest_s
         self._order = FairQueue[PromptTurn](clock)
         self._unread_tokens: Counter[Priority] = Counter()
         """Unread prompt tokens in the engine, by class."""
@@ -72,7 +73,7 @@ class PromptTurns:
             self._unqueue(turn)
             self._order.charge(turn.flow, turn.tokens, 1.0)
             self._unread_tokens[turn.flow.priority] += turn.tokens
-            turn.begin(self._later(LONGEST_S, turn.end))
+            turn.begin(self._later(self._longest_s, turn.end))
 
     def _fits(self, turn: PromptTurn) -> bool:
         """Return True unless prompts of this class and of higher ones fill the bound. The last

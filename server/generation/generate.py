@@ -44,6 +44,7 @@ from eaglegate.engine.events import (
 from eaglegate.engine.speculation.accounting import Account
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineRequest, Step
+from eaglegate.server.access.budget import RequestCharge
 from eaglegate.server.access.caller import Requester
 from eaglegate.server.access.prompt_turns import PromptTurn
 from eaglegate.server.errors import DeadlineExceeded, GatewayError, ReaderTooSlow, context_overflow
@@ -130,7 +131,7 @@ async def generate(
             async with deadline.limit():
                 await _run_all(
                     [
-                        choice.run(pipeline, requester, request)
+                        choice.run(pipeline, requester, request, charge)
                         for choice, request in zip(choices, requests, strict=True)
                     ]
                 )
@@ -363,15 +364,23 @@ class _Choice:
         self._times = times
         self.is_open, self.drain = output.is_open, output.drain
 
-    async def run(self, pipeline: Pipeline, requester: Requester, request: EngineRequest) -> None:
+    async def run(
+        self,
+        pipeline: Pipeline,
+        requester: Requester,
+        request: EngineRequest,
+        charge: RequestCharge,
+    ) -> None:
         """Have the engine generate the choice. Raises GatewayError or EngineError."""
         try:
             has_logprobs = request.sampling.prompt_logprobs is not None
             turns = pipeline.scored_prompts if has_logprobs else pipeline.prompts
-            pixels = sum(image.width * image.height for image in request.images)
-            price = request.num_prompt + pixels // PIXELS_PER_TOKEN
+            pixels = [image.width * image.height for image in request.images]
+            price = request.num_prompt + sum(pixels) // PIXELS_PER_TOKEN
             self._turn = turns.turn(requester, price)
             async with self._turn:
+                if pixels:
+                    charge.check_pixels(max(pixels))
                 await pipeline.engine.generate(request, self)
         except _AnswerEnded:
             await self.drain()

@@ -45,8 +45,8 @@ POLL_S = 0.05
 RETRY_S = 5.0
 DECODED_PIXELS = 32 << 20
 """Pixels that are decoded at the same time, for each class of keys: one of the largest images."""
-PIXEL_BYTES = 16
-"""Bytes of memory that a pixel takes while it is decoded, as a WebP with transparency."""
+LONGEST_S = 60.0
+"""Longest turn of an image: two attempts to decode it on a busy machine."""
 FETCHES = 8
 """Images that are fetched at the same time for one client: half of all (``ImageFetcher``)."""
 COUNTS = 2
@@ -87,7 +87,7 @@ def list_parts(content: str | Sequence[Mapping[str, str]]) -> Sequence[Mapping[s
 
 def make_turns(limit: int) -> PromptTurns:
     """Return turns that begin while less than ``limit`` is inside."""
-    return PromptTurns(lambda: limit // STEPS)
+    return PromptTurns(lambda: limit // STEPS, longest_s=LONGEST_S)
 
 
 @dataclass(slots=True)
@@ -225,5 +225,5 @@ class _Charge(ImageCharge):
     @asynccontextmanager
     async def decode(self, num_pixels: int) -> AsyncIterator[None]:
         async with self.images.decodes.turn(self.requester, num_pixels):
-            self.charge.budget.check_memory(PIXEL_BYTES * num_pixels)
+            self.charge.check_pixels(num_pixels)
             yield

@@ -30,12 +30,12 @@ Answer = tuple[list[int] | str, bytes]
 
 
 class DecoderPool:
-    """Decoder of ``PROCESSES`` images at a time, in the order of their arrival."""
+    """Decoder of few images at a time, in the order of their arrival."""
 
-    def __init__(self, max_pixels: int) -> None:
+    def __init__(self, max_pixels: int, num_processes: int = PROCESSES) -> None:
         command = (sys.executable, "-m", DECODER, str(max_pixels), str(CPU_S))
-        self._turns = asyncio.Semaphore(PROCESSES)
-        self._idle = [_Decoder(command) for _ in range(PROCESSES)]
+        self._idle = [_Decoder(command) for _ in range(num_processes)]
+        self._turns = asyncio.Semaphore(len(self._idle))
 
     async def look(self, data: bytes, name: ImageFormat) -> tuple[int, int]:
         """Return an image's width and height as its header has them.

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image as Pillow
 
 from eaglegate.engine.errors import EngineDead, EngineFailed, RequestRejected
+from eaglegate.engine.types import EngineRequest, StepSink
 from eaglegate.server.access.fair_order import Priority
 from eaglegate.server.access.keys import ApiKey, KeyRing, hash_key
 from eaglegate.server.access.quota import KeyQuota
@@ -311,6 +312,12 @@ async def test_images_are_decoded_in_the_order_of_admission():
     assert lab.reader.order == [8, 10, 9, 8, 8]
 
 
+def make_bomb() -> bytes:
+    """Make an image of few bytes and 32 megapixels."""
+    picture = Pillow.new("RGBA", (8192, 4096), (1, 2, 3, 4))
+    return encode(picture, "WEBP", lossless=True)
+
+
 async def test_the_memory_of_an_image_is_checked_before_it_is_decoded():
     lab = SeeingLab(reader=ImageReader(ImageLimits()))
     lab.says("a cat")
@@ -322,8 +329,7 @@ async def test_the_memory_of_an_image_is_checked_before_it_is_decoded():
             raise Unavailable("short of memory", code="memory_pressure", retry_after_s=5)
 
     lab.gateway.budget.check_memory = check_memory
-    bomb = encode(Pillow.new("RGBA", (8192, 4096), (1, 2, 3, 4)), "WEBP", lossless=True)
-    part = {"type": "image_url", "image_url": to_url(bomb)}
+    part = {"type": "image_url", "image_url": to_url(make_bomb())}
     try:
         answer = await lab.chat(messages=[user(part)])
         assert (answer.status, answer.json["error"]["code"]) == (503, "memory_pressure")
@@ -331,6 +337,33 @@ async def test_the_memory_of_an_image_is_checked_before_it_is_decoded():
         assert (await lab.chat(messages=[user(image())])).status == 200
     finally:
         await lab.reader.aclose()
+
+
+async def test_an_engine_gets_one_large_image_at_a_time(lab):
+    """Pixels count in the turns of prompts, and memory is checked once more."""
+    begun, may_end, sizes = [], asyncio.Event(), []
+    generate = lab.engine.generate
+
+    async def wait(request: EngineRequest, sink: StepSink) -> None:
+        begun.append(request.id)
+        await may_end.wait()
+        await generate(request, sink)
+
+    async def count_image(_: Image) -> int:
+        return 1
+
+    lab.engine.generate, lab.engine.count_image = wait, count_image
+    lab.gateway.budget.check_memory = sizes.append
+    messages = [user({"type": "image_url", "image_url": to_url(make_bomb())})]
+    answers = [asyncio.create_task(lab.chat(messages=messages)) for _ in range(2)]
+    while lab.gateway.require().admission.running < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(begun) == 1
+    may_end.set()
+    assert [answer.status for answer in await asyncio.gather(*answers)] == [200, 200]
+    assert sizes == [16 * 8192 * 4096] * 2
 
 
 async def test_a_key_pays_for_the_tokens_of_images(lab):
