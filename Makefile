@@ -12,7 +12,7 @@ ENGINES := -n 2 --dist loadfile --no-loadscope-reorder --durations 30
 # Of the slow tests: all, core (what any machine must pass) or rest.
 SLOW ?= all
 
-.PHONY: serve prove prove-gpu-path install install-dev install-light test test-slow test-fast test-light test-gpu-path coverage methods clients clients-newest round-trips held-out mutants lint format docs bench lock audit dist clean
+.PHONY: serve prove prove-gpu-path install install-dev install-light test test-slow test-fast test-light test-gpu-path coverage methods clients clients-newest mutants lint format docs bench lock audit dist clean
 
 serve: install  ## serve the demo model on http://127.0.0.1:8000
 	@$(BIN)/eaglegate serve $(ARGS)
@@ -70,13 +70,6 @@ methods: install-dev  ## every drafting method on real engines; docs/methods.md
 
 clients: install-dev  ## real clients at pinned versions against a scripted worker; docs/clients.md
 	@$(BIN)/python -m tests.clients.run $(ARGS)
-
-round-trips: install-dev  ## calls by models' own templates, in real vocabularies from registries
-	@$(BIN)/python -m tests.text.parsing.real_vocabularies
-	@$(BIN)/python -m pytest tests/text/parsing/test_round_trips.py $(ARGS)
-
-held-out: install-dev  ## reads BFCL's calls in every format, whole, cut off and damaged; docs/parsers-results.md
-	@$(BIN)/python -m tests.text.parsing.held_out $(ARGS)
 
 clients-newest: install-dev  ## the same with the newest versions; reports and never fails
 	@$(BIN)/python -m tests.clients.run --newest $(ARGS)

@@ -163,6 +163,8 @@ class _Held:
     """Number of calls that are open in the text."""
     marks: list[tuple[_Mark, int, str]] = field(default_factory=list)
     """Tags as (kind, position, tag)."""
+    in_value: bool = False
+    """True if a parameter of the last open call is not closed."""
     has_end: bool = False
     in_doubt: bool = False
     """True if the first call opens like a call, not like a quotation."""
@@ -250,6 +252,8 @@ class CallValue(Tagged):
 
     def _take_tag(self, start: int, tag: str, verdict: bool, has_more: bool) -> Taken | None:
         closing = self._closing
+        if self._is_quoted(tag):
+            return None
         if tag in closing.nests:
             if verdict and not self._depth:
                 self._mark(_Mark.OPEN, self._look)  # as the call in it
@@ -269,6 +273,16 @@ class CallValue(Tagged):
         elif verdict and not (self._held and self._held.depth):
             return self._take_next(start, tag)
         return None
+
+    def _is_quoted(self, tag: str) -> bool:
+        """Return True for the end of a call inside the open value of a later call."""
+        closing, buffer = self._closing, self._held
+        if not (buffer and (buffer.depth or self._depth) and closing.parameter):
+            return False
+        is_closed = tag in closing.pairs
+        buffer.in_value = closing.parameter in tag or (buffer.in_value and not is_closed)
+        is_end = tag in closing.call_ends or tag in closing.forced or tag in closing.unnests
+        return is_end and buffer.has_end and buffer.in_value
 
     def _take_closing(self, start: int, tag: str, verdict: bool, has_more: bool) -> Taken | None:
         """Take a closing tag of the value's own kind."""
@@ -294,6 +308,7 @@ class CallValue(Tagged):
         if not buffer.depth and buffer.has_end:
             buffer.marks.append((_Mark.OPEN, position, ""))
         buffer.depth += 1
+        buffer.in_value = False
 
     def _opens_line(self, start: int) -> bool:
         """Return True if an offered tool's call opens at the beginning of a line."""

@@ -1,6 +1,6 @@
-"""Calls as models' own templates write them, in real vocabularies, cut at random, and read back.
+"""Calls in every format whose values quote the format's own markers, cut at random and read back.
 
-The answer is rendered with a placeholder where a value quotes something. What is quoted goes in as
+An answer is written with a placeholder where a value quotes something. What is quoted goes in as
 ordinary tokens that spell it, or as the token itself.
 """
 
@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 
 from eaglegate.text.events import FinishReason, Outcome
 from eaglegate.text.parsing.answer import make_parser
@@ -23,11 +22,11 @@ from eaglegate.text.parsing.fold import Folded, fold
 from eaglegate.text.parsing.formats.harmony import ENDS
 from eaglegate.text.parsing.registry import reasoning_format, tool_format
 from eaglegate.text.parsing.vocabulary import AddedToken, Vocabulary
-from tests.text.parsing.golden_corpus import Format, filler, formats
-from tests.text.parsing.real_vocabularies import deepseek_v4, folder, qwen3_6, template
+from tests.text.parsing.golden_corpus import filler, formats
+from tests.text.parsing.golden_reading import known
 from tests.text.parsing.round_trip_writers import WRITTEN
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.thorough
 
 QUOTED = "QuotedHere"
 TOOLS = [
@@ -49,110 +48,6 @@ TOOLS = [
     }
 ]
 Call = dict[str, Any]
-
-
-def _by_template(name: str) -> Callable[[str, Sequence[Call]], str]:
-    """The last message of a conversation, as the template that comes with the tokenizer has it."""
-
-    def render(content: str, calls: Sequence[Call]) -> str:
-        written = [
-            {
-                "type": "function",
-                "function": {"name": "write_file", "arguments": _given(name, call)},
-            }
-            for call in calls
-        ]
-        user = {"role": "user", "content": "Hi"}
-        nothing = None if name == "deepseek_v3" else ""
-        tokenizer = template(name)
-        prompt = _apply(tokenizer, [user], add_generation_prompt=True)
-        answer = {"role": "assistant", "content": content or nothing, "tool_calls": written}
-        return _apply(tokenizer, [user, answer]).removeprefix(prompt)
-
-    return render
-
-
-def _given(name: str, call: Call) -> Any:
-    """DeepSeek's template wants the text of the arguments, Qwen's the arguments."""
-    return json.dumps(call, ensure_ascii=False) if name == "deepseek_v3" else call
-
-
-def _apply(tokenizer: Any, messages: list[Any], **options: Any) -> str:
-    return str(tokenizer.apply_chat_template(messages, tools=TOOLS, tokenize=False, **options))
-
-
-def _write_harmony(content: str, calls: Sequence[Call]) -> str:
-    parts = [f"<|channel|>commentary<|message|>{content}<|end|>"] if content else []
-    parts += [
-        "<|channel|>commentary to=functions.write_file <|constrain|>json<|message|>"
-        f"{json.dumps(call, ensure_ascii=False)}<|call|>"
-        for call in calls
-    ]
-    return "<|start|>assistant".join(parts)
-
-
-def _write_llama(_content: str, calls: Sequence[Call]) -> str:
-    return "; ".join(
-        f'{{"name": "write_file", "parameters": {json.dumps(call, ensure_ascii=False)}}}'
-        for call in calls
-    )
-
-
-def _write_coder(content: str, calls: Sequence[Call]) -> str:
-    def value(given: Any) -> str:
-        return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-
-    return "\n".join(
-        [
-            *([content] if content else []),
-            *map(
-                "".join,
-                (
-                    [
-                        "<tool_call>\n<function=write_file>\n",
-                        *(
-                            f"<parameter={key}>\n{value(given)}\n</parameter>\n"
-                            for key, given in call.items()
-                        ),
-                        "</function>\n</tool_call>",
-                    ]
-                    for call in calls
-                ),
-            ),
-        ]
-    )
-
-
-def _write_v31(content: str, calls: Sequence[Call]) -> str:
-    written = "".join(
-        f"<｜tool▁call▁begin｜>write_file<｜tool▁sep｜>{json.dumps(call, ensure_ascii=False)}"
-        "<｜tool▁call▁end｜>"
-        for call in calls
-    )
-    return f"{content}<｜tool▁calls▁begin｜>{written}<｜tool▁calls▁end｜>"
-
-
-FORMATS: dict[str, tuple[str, str, str | None, Callable[[str, Sequence[Call]], str]]] = {
-    "hermes": ("qwen3", "hermes", "qwen3", _by_template("qwen3")),
-    "qwen3_coder": ("qwen3", "qwen3_coder", "qwen3", _write_coder),
-    "qwen3_coder in Qwen 3.6": ("qwen3_6", "qwen3_coder", "qwen3", _write_coder),
-    "deepseek_v3": ("deepseek_v3", "deepseek_v3", "deepseek_r1", _by_template("deepseek_v3")),
-    "deepseek_v31": ("deepseek_v3", "deepseek_v31", "deepseek_v31", _write_v31),
-    "openai": ("gptoss", "openai", "openai_gptoss", _write_harmony),
-    "llama3_json": ("llama3_1", "llama3_json", None, _write_llama),
-}
-"""Vocabulary, parsers, and what writes the answer: the template that comes with the vocabulary
-where it knows tools."""
-ALONE = {"deepseek_v3", "llama3_json"}
-"""Their templates write no content beside calls."""
-
-
-@cache
-def _vocabulary(name: str) -> Vocabulary:
-    found = qwen3_6() if name == "qwen3_6" else folder(name)
-    if found is None:
-        pytest.skip("python -m tests.text.parsing.real_vocabularies installs them")
-    return Vocabulary.from_directory(found) if isinstance(found, Path) else found
 
 
 def _encode(vocabulary: Vocabulary, text: str, quoted: str, as_token: bool) -> list[int]:
@@ -207,52 +102,14 @@ over."""
 
 CALLS = [
     {"path": "a é.py", "content": f"before {QUOTED} behind", "mode": 420, "tags": ["x", QUOTED]},
-    {"path": f"{QUOTED}", "content": 'x = "\\\\"\n\n  # 你好 😀 {1: [2]}\n'},
+    {"path": f"in {QUOTED} b", "content": 'x = "\\\\"\n\n  # 你好 😀 {1: [2]}\n'},
 ]
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_values_that_quote_the_format(name: str) -> None:
-    vocabulary_name, tools, reasoning, write = FORMATS[name]
-    vocabulary, dice = _vocabulary(vocabulary_name), random.Random(name)
-    for content in ("",) if name in ALONE else ("", "I write it."):
-        for quoted, as_token in _quotations(vocabulary, (tools, reasoning)):
-            ids = _encode(vocabulary, write(content, CALLS), quoted, as_token)
-            said = json.loads(json.dumps(CALLS).replace(QUOTED, json.dumps(quoted)[1:-1]))
-            for _ in range(3):
-                answer = _read(vocabulary, (tools, reasoning), ids, dice)
-                _check(answer, content, said, quoted)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_file_of_64_kilobytes(name: str) -> None:
-    vocabulary_name, tools, reasoning, write = FORMATS[name]
-    vocabulary, calls = _vocabulary(vocabulary_name), [{"path": "a", "content": filler(64_000)}]
-    ids = vocabulary.encode(write("", calls))
-    _check(_read(vocabulary, (tools, reasoning), ids, random.Random(1)), "", calls)
-
-
-@cache
-def _marked_vocabulary(form: Format) -> Vocabulary:
-    """DeepSeek's own newest, or Qwen's with the markers of the format as added tokens."""
-    own = deepseek_v4() if form.name in DSML else None
-    found = own or folder("qwen3")
-    if found is None:
-        pytest.skip("python -m tests.text.parsing.real_vocabularies installs them")
-    tokenizer = tokenizers.Tokenizer.from_file(str(found / "tokenizer.json"))
-    known = tokenizer.get_vocab()
-    markers = [marker for marker in (*form.markers, *form.special) if marker not in known]
-    tokenizer.add_tokens([tokenizers.AddedToken(marker, normalized=False) for marker in markers])
-    return Vocabulary.from_tokenizers(tokenizer)
-
-
-DSML = {"deepseek_v32", "deepseek_v4", "deepseek_v41"}
-
-
 @pytest.mark.parametrize("name", WRITTEN)
-def test_other_formats_in_real_vocabularies(name: str) -> None:
+def test_values_that_quote_the_format(name: str) -> None:
     form, written = formats()[name], WRITTEN[name]
-    vocabulary, dice = _marked_vocabulary(form), random.Random(name)
+    vocabulary, dice = known(form)[1], random.Random(name)
     parsers = form.tool_parsers[0], form.reasoning_parser
     calls = [("write_file", call) for call in CALLS]
     for content in ("", "I write it.") if written.line is not None else ("",):
@@ -308,6 +165,7 @@ def _tekken(version: str) -> Any:
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_the_result_of_a_mistral_call_goes_back_under_its_id(version: str) -> None:
     """A client returns the id that it was given; the library refuses one of another form."""
+    pytest.importorskip("mistral_common")
     from mistral_common.protocol.instruct.messages import AssistantMessage, ToolMessage, UserMessage
     from mistral_common.protocol.instruct.request import InstructRequest
     from mistral_common.protocol.instruct.tool_calls import FunctionCall, ToolCall
@@ -350,6 +208,7 @@ def _tekken_vocabulary(tokenizer: Any) -> Vocabulary:
 @pytest.mark.parametrize("version", ["v3", "v7", "v11", "v13"])
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_calls_as_mistral_common_writes_them(version: str) -> None:
+    pytest.importorskip("mistral_common")
     dice = random.Random(version)
     long = [{"path": "a", "content": filler(64_000)}]
     for content in ("", "I write it.") if version != "v3" else ("",):
