@@ -7,7 +7,8 @@ Any other field is ignored, counted, and listed in a response header (``Notices`
 orjson is fast and refuses NaN, invalid UTF-8 and lone surrogates. But it silently accepts duplicate
 keys, of which a proxy may have checked the other one, and numbers that no double can represent. If
 there are more colons than keys, or an unusual number, the body is parsed again by the standard
-library's scanner, whose hooks refuse both.
+library's scanner, whose hooks refuse both. The limits are checked before, on the body without its
+strings.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ MAX_CONTAINERS = 50_000
 """Maximum number of objects and arrays in one body; each one is visited."""
 _STRING = re.compile(rb'"[^"]*"')
 """JSON strings, after escaped quotes were removed."""
+_BRACKET = re.compile(rb"[][{}]")
 _UNUSUAL = re.compile(rb"[0-9][eE]|[0-9.]{%d}" % (MAX_DIGITS + 1))
 """A number with an exponent, or with many digits."""
 SHOWN = 80
@@ -59,16 +61,15 @@ def loads(body: bytes) -> Any:
     except orjson.JSONDecodeError as error:
         location = f"line {error.lineno}, column {error.colno}"
         raise BadJSON(f"The body is not valid JSON: {error.msg} ({location}).") from None
-    keys = _count_keys(data) if _is_small(skeleton) else _check_size(data)
-    if skeleton.count(b":") != keys or _UNUSUAL.search(skeleton):
-        _check_numbers_and_keys(body)
+    if skeleton.count(b":") != _count_keys(data) or _UNUSUAL.search(skeleton):
+        _SECOND.decode(body.decode())
     return data
 
 
 def _strip_strings(body: bytes) -> bytes:
     """Return the body without its strings.
 
-    Raises BadJSON for too many values, before any of them is created.
+    Raises BadJSON for too many or too deep values, before any of them is created.
     """
     plain = body
     if b"\\" in body:
@@ -76,17 +77,22 @@ def _strip_strings(body: bytes) -> bytes:
     if plain.count(b'"') > 4 * MAX_ITEMS:
         raise _too_many()
     skeleton = _STRING.sub(b"", plain)
-    if skeleton.count(b",") + skeleton.count(b"[") + skeleton.count(b"{") > 2 * MAX_ITEMS:
+    containers = skeleton.count(b"[") + skeleton.count(b"{")
+    if skeleton.count(b",") + containers >= MAX_ITEMS:
         raise _too_many()
+    if containers > MAX_CONTAINERS:
+        raise BadJSON(f"The body may hold at most {MAX_CONTAINERS} objects and arrays.")
+    if containers > MAX_DEPTH:
+        _check_depth(skeleton)
     return skeleton
 
 
-def _check_numbers_and_keys(body: bytes) -> None:
-    """Parse the body again to refuse duplicate keys and unusual numbers."""
-    try:
-        _SECOND.decode(body.decode())
-    except RecursionError:
-        raise _too_deep() from None
+def _check_depth(skeleton: bytes) -> None:
+    depth = 0
+    for bracket in _BRACKET.findall(skeleton):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > MAX_DEPTH:
+            raise BadJSON(f"The body may be nested at most {MAX_DEPTH} levels deep.")
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
@@ -115,11 +121,6 @@ _SECOND = json.JSONDecoder(
 )
 
 
-def _is_small(skeleton: bytes) -> bool:
-    """Return True if the body has too few values and containers to exceed any limit."""
-    return len(skeleton) <= MAX_ITEMS and (skeleton.count(b"{") + skeleton.count(b"[") <= MAX_DEPTH)
-
-
 def _count_keys(data: Any) -> int:
     keys, values = 0, [data]
     for value in values:
@@ -131,39 +132,8 @@ def _count_keys(data: Any) -> int:
     return keys
 
 
-def _check_size(data: Any) -> int:
-    """Check the limits, and return the number of keys. Works breadth first, so that depth uses no
-    stack.
-    """
-    level, depth, items, containers, keys = [data], 0, 0, 0, 0
-    while level:
-        items += len(level)
-        if items > MAX_ITEMS:
-            raise _too_many()
-        inner: list[Any] = []
-        for value in level:
-            if value.__class__ is dict:
-                keys += len(value)
-                inner += value.values()
-                containers += 1
-            elif value.__class__ is list:
-                inner += value
-                containers += 1
-        if containers > MAX_CONTAINERS:
-            raise BadJSON(f"The body may hold at most {MAX_CONTAINERS} objects and arrays.")
-        level = inner
-        depth += inner != []
-        if depth > MAX_DEPTH:
-            raise _too_deep()
-    return keys
-
-
 def _too_many() -> BadJSON:
     return BadJSON(f"The body may hold at most {MAX_ITEMS} values.")
-
-
-def _too_deep() -> BadJSON:
-    return BadJSON(f"The body may be nested at most {MAX_DEPTH} levels deep.")
 
 
 def find_header(request: Request, name: bytes) -> str | None:
