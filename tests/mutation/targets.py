@@ -119,6 +119,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/text/parsing/test_parser.py",
         "tests/text/parsing/test_free_text.py",
         "tests/text/parsing/test_damaged.py",
+        "tests/text/parsing/test_shapes.py",
     ),
     "engine/speculation/accounting.py": (
         "tests/engine/speculation/test_accounting.py",

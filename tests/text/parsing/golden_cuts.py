@@ -55,6 +55,16 @@ def cuttings(ids: Sequence[int], own: Sequence[int], eos: int | None) -> Iterato
         yield Cutting(f"random, seed {seed}", randomly(whole, seed))
 
 
+def few(ids: Sequence[int], own: Sequence[int], eos: int | None) -> Iterator[Cutting]:
+    """One token a step, random steps, all in one, and the case's own places."""
+    whole = (*ids, *(() if eos is None else (eos,)))
+    yield Cutting("1 a step", every(whole, 1))
+    yield Cutting("random, seed 1", randomly(whole, 1))
+    yield Cutting("all in one", every(whole, len(whole) or 1))
+    if own:
+        yield Cutting("the case's own", at(whole, own))
+
+
 def in_steps(ids: Sequence[int], eos: int | None) -> Iterator[Cutting]:
     """1 to 8 tokens a step, all in one, and at random."""
     whole = (*ids, *(() if eos is None else (eos,)))

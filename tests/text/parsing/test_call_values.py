@@ -41,6 +41,7 @@ SHAPES = {
         "</function>\n",
     ),
 }
+pytestmark = pytest.mark.thorough
 PARSERS = pytest.mark.parametrize("parser", SHAPES)
 DSML = (
     "<⟪｜DSML｜⟫{0}>\n{{}}</⟪｜DSML｜⟫{0}>",
@@ -312,6 +313,21 @@ def test_calls_in_sections_of_their_own(parser, as_text):
     )
 
 
+NAMES = ("files.read", "files.read_all", "files.read_all_lines")
+"""Names of which each begins the next."""
+
+
+@ENDINGS
+@pytest.mark.parametrize("offered", [NAMES, NAMES[::-1]], ids=["short", "long"])
+def test_names_that_begin_with_another_name(parser, as_text, offered):
+    w = Writer(parser)
+    properties = {key: {"type": "string"} for key in ("path", "path_to")}
+    tools = {name: {"type": "object", "properties": properties} for name in offered}
+    output = "\n".join(w.section(w.call(name, path_to="a", path="b")) for name in NAMES[::-1])
+    calls = [(name, {"path_to": "a", "path": "b"}) for name in NAMES[::-1]]
+    w.check(plain(output) if as_text else output, *calls, tools=tools)
+
+
 @PARSERS
 @pytest.mark.parametrize("opens", [True, False], ids=["parameter", "text"])
 def test_a_closing_tag_behind_the_end_of_a_call_makes_it_malformed(parser, opens):
@@ -322,7 +338,6 @@ def test_a_closing_tag_behind_the_end_of_a_call_makes_it_malformed(parser, opens
         assert str(folded.calls[0].outcome) == "malformed"
 
 
-@pytest.mark.thorough
 @PARSERS
 def test_any_mixture_reads_alike_at_every_cutting(parser):
     w, rng = Writer(parser), random.Random(7)
@@ -349,7 +364,6 @@ def _calls(folded) -> list[tuple[str, str, str]]:
     return [(call.name, call.arguments, str(call.outcome)) for call in folded.calls]
 
 
-@pytest.mark.thorough
 @PARSERS
 @pytest.mark.parametrize("shared", [True, False], ids=["one-section", "sections"])
 def test_text_between_calls_costs_the_same_a_token(parser, shared):

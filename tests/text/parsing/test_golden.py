@@ -1,4 +1,4 @@
-"""Every golden case, at every cutting, is read as its format defines."""
+"""Every golden case is read as its format defines: at a few cuttings, and thoroughly at all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.text.parsing.golden_corpus import Case, by_format
-from tests.text.parsing.golden_cuts import Cutting, cuttings, every_split
+from tests.text.parsing.golden_cuts import cuttings, every_split, few
 from tests.text.parsing.golden_reading import check, check_all, check_steps, main_parser, output
 
 LONG = 1500
@@ -18,35 +18,30 @@ SHORT = 250
 formats = pytest.mark.parametrize("cases", by_format())
 
 
-def usual_cuttings(case: Case) -> list[Cutting]:
-    ids, eos, own = output(case)
-    cuts = list(cuttings(ids, own, eos))
-    return cuts[3::4] if len(ids) > LONG else cuts
-
-
 @formats
-def test_outputs_with_a_source_in_words_and_letters(cases: Sequence[Case]) -> None:
-    check_all([case for case in cases if case.source], check_steps)
+def test_every_case_reads_as_the_format_defines(cases: Sequence[Case]) -> None:
+    def read(case: Case) -> None:
+        ids, eos, own = output(case)
+        check(case, few(ids, own, eos), main_parser(case))
+
+    check_all(cases, read)
 
 
 @pytest.mark.thorough
-@pytest.mark.sample
-@formats
-def test_cuttings_by_turns_read_as_the_format_defines(cases: Sequence[Case]) -> None:
-    """A case is read at a third of the cuttings, the next case at the next third."""
-    turns = {case.id: turn % 3 for turn, case in enumerate(cases)}
-
-    def read_in_turn(case: Case) -> None:
-        cuts = usual_cuttings(case)[turns[case.id] :: 3]
-        check(case, iter(cuts), main_parser(case))
-
-    check_all(cases, read_in_turn)
-
-
-@pytest.mark.slow
 @formats
 def test_every_cutting_reads_as_the_format_defines(cases: Sequence[Case]) -> None:
-    check_all(cases, lambda case: check(case, iter(usual_cuttings(case)), main_parser(case)))
+    def read(case: Case) -> None:
+        ids, eos, own = output(case)
+        cuts = list(cuttings(ids, own, eos))
+        check(case, iter(cuts[3::4] if len(ids) > LONG else cuts), main_parser(case))
+
+    check_all(cases, read)
+
+
+@pytest.mark.thorough
+@formats
+def test_outputs_with_a_source_in_words_and_letters(cases: Sequence[Case]) -> None:
+    check_all([case for case in cases if case.source], check_steps)
 
 
 @pytest.mark.slow
@@ -59,11 +54,12 @@ def test_every_split_in_two(cases: Sequence[Case]) -> None:
     check_all([case for case in cases if case.defined and case.size <= SHORT], split)
 
 
+@pytest.mark.thorough
 @formats
 def test_aliases_read_the_same(cases: Sequence[Case]) -> None:
     def read_as_aliases(case: Case) -> None:
         ids, eos, own = output(case)
         for alias in case.format.tool_parsers[1:]:
-            check(case, iter(list(cuttings(ids, own, eos))[2:4]), alias)
+            check(case, few(ids, own, eos), alias)
 
     check_all(cases, read_as_aliases)

@@ -97,13 +97,6 @@ def check(case: Case) -> None:
             assert begins(reading.content, case.content), where
 
 
-@pytest.mark.thorough
-@pytest.mark.sample
-@pytest.mark.parametrize("cases", by_format())
-def test_cut_off_anywhere(cases: Sequence[Case]) -> None:
-    check_all([case for case in cases if is_checked(case)][::9], check)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("cases", by_format())
 def test_each_cut_off_anywhere(cases: Sequence[Case]) -> None:

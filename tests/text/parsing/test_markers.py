@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from eaglegate.text.parsing.markers import LONGEST_BLANK, NAME, Lexicon, Quotes, follows
+from eaglegate.text.parsing.markers import (
+    JSON,
+    LONGEST_BLANK,
+    LONGEST_OBJECT,
+    NAME,
+    Lexicon,
+    Quotes,
+    follows,
+)
 
 
 def find(text: str, *, has_more: bool) -> tuple[int, int, str | None]:
@@ -54,6 +62,25 @@ def test_a_name_that_reaches_the_end_is_not_known_yet(then):
     assert follows("a name", 1, {NAME: then}, True) is None
     assert follows("a name", 1, {NAME: then}, False) is False
     assert follows("a name(", 1, {NAME: {"(": None}}, True) is True
+
+
+@pytest.mark.parametrize(
+    ("text", "with_more", "at_the_end"),
+    [
+        ('{"a": "}"} <next>', True, True),
+        ('{"a": 1} and so on', False, False),
+        ('{"a": 1}', None, True),
+        ('{"a": ', None, True),
+        ('{\\"a', False, False),
+        ("<next>", False, False),
+        ("{" * (LONGEST_OBJECT + 1), True, True),
+        ("{" * LONGEST_OBJECT, None, True),
+    ],
+)
+def test_an_object_is_followed_to_its_end(text, with_more, at_the_end):
+    follow = {JSON: {"<next>": None}}
+    assert follows(f"x{text}", 1, follow, True) is with_more
+    assert follows(f"x{text}", 1, follow, False) is at_the_end
 
 
 def test_a_marker_of_one_character_never_waits():

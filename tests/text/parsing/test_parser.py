@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from itertools import count
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 
 from eaglegate.text.events import (
     ContentDelta,
     FinishReason,
     Outcome,
     ParserEvent,
-    Phase,
     ReasoningDelta,
     ToolCallDelta,
     ToolCallEnd,
@@ -22,7 +20,6 @@ from eaglegate.text.events import (
 )
 from eaglegate.text.parsing.answer import make_parser
 from eaglegate.text.parsing.fold import fold
-from eaglegate.text.parsing.formats import sections
 from eaglegate.text.parsing.parser import Parser
 from eaglegate.text.parsing.registry import UnknownParser
 from eaglegate.text.parsing.vocabulary import Vocabulary
@@ -43,9 +40,7 @@ WEATHER = {
 
 @pytest.fixture(scope="module")
 def vocabulary() -> Vocabulary:
-    tokenizer = Tokenizer.from_file(str(DEMO))
-    tokenizer.add_special_tokens([AddedToken(text) for text in sections.KIMI_K2.markers])
-    return Vocabulary.from_tokenizers(tokenizer)
+    return Vocabulary.from_tokenizers(Tokenizer.from_file(str(DEMO)))
 
 
 def build(vocabulary: Vocabulary, tool_parser=None, reasoning_parser=None, **options) -> Parser:
@@ -80,48 +75,6 @@ def test_reasoning_content_and_calls(vocabulary):
     ]
     assert parser.finish_reason(FinishReason.STOP) == "tool_calls"
     assert parser.reasoning_tokens > 5
-
-
-def test_kimi_keeps_its_own_ids(vocabulary):
-    arguments = json.dumps({"city": "Bern", "days": "many"})
-    text = (
-        "</think>Sure.<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:3"
-        f"<|tool_call_argument_begin|>{arguments}<|tool_call_end|><|tool_calls_section_end|>"
-    )
-    parser = build(vocabulary, "kimi_k2", "kimi_k2", starts_in=Phase.REASONING)
-    assert parser.phase is Phase.REASONING
-    assert run(parser, vocabulary.encode(text)) == [
-        ContentDelta("Sure."),
-        ToolCallStart(0, "functions.weather:3", "weather"),
-        ToolCallDelta(0, arguments),
-        ToolCallEnd(0, Outcome.SCHEMA_MISMATCH),
-    ]
-
-
-def test_markers_written_as_ordinary_tokens_are_text(vocabulary):
-    ordinary = [i for char in "</tool_call>" for i in vocabulary.encode(char)]
-    before = vocabulary.encode('<tool_call>{"name": "weather", "arguments": {"city": "')
-    ids = [*before, *ordinary, *vocabulary.encode('"}}</tool_call>')]
-    events = run(build(vocabulary, "hermes"), ids)
-    assert events[1:] == [
-        ToolCallDelta(0, '{"city": "</tool_call>"}'),
-        ToolCallEnd(0, Outcome.VALID),
-    ]
-
-
-def test_a_name_cut_short_is_no_call(vocabulary):
-    parser = build(vocabulary, "hermes")
-    assert run(parser, vocabulary.encode('<tool_call>{"name": "wea'), FinishReason.LENGTH) == []
-    assert parser.finish_reason(FinishReason.LENGTH) == "length"
-
-
-def test_a_call_cut_short_keeps_what_was_written(vocabulary):
-    ids = vocabulary.encode('<tool_call>{"name": "weather", "arguments": {"city": "Par')
-    assert run(build(vocabulary, "hermes"), ids, FinishReason.LENGTH) == [
-        ToolCallStart(0, "call_0", "weather"),
-        ToolCallDelta(0, '{"city": "Par'),
-        ToolCallEnd(0, Outcome.TRUNCATED),
-    ]
 
 
 def test_stop_string(vocabulary):
@@ -162,22 +115,3 @@ def test_an_unknown_name_lists_the_names(vocabulary):
 )
 def test_a_broken_tag_is_no_call(vocabulary, text):
     assert fold(run(build(vocabulary, "qwen3_coder"), vocabulary.encode(text))).calls == []
-
-
-def test_thinking_that_calls_end(vocabulary):
-    """Kimi forgets ``</think>``; but what is followed by more thinking was quoted."""
-    section = (
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
-        '<|tool_call_argument_begin|>{"city": "Bern"}<|tool_call_end|><|tool_calls_section_end|>'
-    )
-    for text, finish, calls in [
-        (f"Hm. {section}", FinishReason.STOP, 1),
-        (f"Hm. {section}", FinishReason.LENGTH, 0),
-        (f"Hm. {section} or so.</think>", FinishReason.STOP, 0),
-        (f"Hm. {section}</think>Yes.", FinishReason.STOP, 0),
-    ]:
-        parser = build(vocabulary, "kimi_k2", "kimi_k2", starts_in=Phase.REASONING)
-        folded = fold(run(parser, vocabulary.encode(text), finish))
-        assert len(folded.calls) == calls
-        assert folded.reasoning.startswith("Hm. ")
-        assert (section in folded.reasoning) is not bool(calls)

@@ -194,7 +194,7 @@ def check_cuts(known, names, ids, seed, **options) -> Folded:
     return fold(results[0][0])
 
 
-FAST = settings(max_examples=12, suppress_health_check=list(HealthCheck), print_blob=True)
+MANY = settings(max_examples=40, suppress_health_check=list(HealthCheck), print_blob=True)
 
 
 def check_any_output(tool_parser: str | None, tokens: bool, data: st.DataObject) -> None:
@@ -212,34 +212,20 @@ def check_any_output(tool_parser: str | None, tokens: bool, data: st.DataObject)
     )
 
 
+@given(data=st.data())
+@settings(MANY, max_examples=100)
+def test_the_cutting_changes_nothing(data):
+    """Of a format at a time; each one by itself is tried thoroughly."""
+    check_any_output(data.draw(st.sampled_from(NAMES)), data.draw(st.booleans()), data)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "text"])
 @pytest.mark.parametrize("tool_parser", NAMES)
 @given(data=st.data())
-@FAST
-def test_the_cutting_changes_nothing(tool_parser, tokens, data):
+@MANY
+def test_the_cutting_changes_nothing_in_a_format(tool_parser, tokens, data):
     check_any_output(tool_parser, tokens, data)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "text"])
-@pytest.mark.parametrize("tool_parser", NAMES)
-@given(data=st.data())
-@settings(FAST, max_examples=40)
-def test_the_cutting_changes_nothing_at_length(tool_parser, tokens, data):
-    check_any_output(tool_parser, tokens, data)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("reasoning_parser", thinking_names())
-@given(data=st.data())
-@FAST
-def test_the_cutting_changes_no_reasoning(reasoning_parser, data):
-    names = None, reasoning_parser
-    ids = data.draw(outputs(*names, True))
-    finish = data.draw(st.sampled_from(FINISHES))
-    starts_in = data.draw(st.sampled_from([Phase.CONTENT, Phase.REASONING]))
-    check_cuts(vocabulary(*names, True), names, ids, 7, finish=finish, starts_in=starts_in)
 
 
 PLAIN = st.lists(
@@ -254,7 +240,7 @@ PLAIN = st.lists(
 @pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "text"])
 @pytest.mark.parametrize("tool_parser", NAMES)
 @given(pieces=PLAIN)
-@FAST
+@MANY
 @example(pieces=["a < b ", "<tool", "<|"])
 def test_text_comes_out_promptly_and_whole(tool_parser, tokens, pieces):
     """The parser holds back no more than a marker's length, and lone beginnings of markers come

@@ -6,44 +6,10 @@ import json
 
 import pytest
 
-from eaglegate.text.events import FinishReason
-from eaglegate.text.parsing.fold import fold
-from tests.text.parsing.golden_corpus import formats, written_case
+from tests.text.parsing.golden_corpus import written_case
 from tests.text.parsing.golden_reading import readings
-from tests.text.parsing.held_out import (
-    Entry,
-    called,
-    cut_into_pieces,
-    cuttings,
-    measure_template,
-    read,
-    wanted,
-)
-from tests.text.parsing.own_templates import PLACES, open_template
-from tests.text.parsing.round_trip_writers import WRITTEN
 
-NAMES = ("files.read", "files.read_all", "files.read_all_lines")
-"""Names of which each begins the next."""
-
-
-def _tool(name: str) -> dict[str, object]:
-    properties = {"path": {"type": "string"}, "path_to": {"type": "string"}}
-    return {"name": name, "parameters": {"type": "dict", "properties": properties}}
-
-
-@pytest.mark.parametrize("name", WRITTEN)
-@pytest.mark.parametrize("offered", [NAMES, NAMES[::-1]], ids=["short", "long"])
-def test_names_that_begin_with_another_name(name: str, offered: tuple[str, ...]) -> None:
-    form, written = formats()[name], WRITTEN[name]
-    calls = [(tool, {"path_to": "a", "path": "b"}) for tool in NAMES[::-1]]
-    entry = Entry("names", [_tool(name) for name in offered], calls)
-    for content in ("", "I read them.") if written.line is not None else ("",):
-        pieces = cut_into_pieces(form, written.write(content, calls))
-        for steps in cuttings(form, pieces, seed=1):
-            answer = fold(read(form, entry, steps, FinishReason.STOP))
-            assert called(answer) == wanted(entry)
-            assert answer.content.strip() == content
-
+pytestmark = pytest.mark.thorough
 
 STRING = {"type": "string"}
 PLACE = {"type": "object", "properties": {"city": STRING, "date": STRING, "unit": STRING}}
@@ -138,21 +104,6 @@ def test_an_id_behind_the_arguments_of_a_tool_that_has_one(id: str, outcome: str
         assert [(call.arguments, call.outcome) for call in answer.calls] == [
             ('{"path": "a"}', outcome)
         ]
-
-
-SHIPPED = [place for place in PLACES if place.startswith("vllm:")]
-
-
-@pytest.mark.parametrize("place", SHIPPED)
-def test_prompts_in_code_that_vllm_ships(place: str) -> None:
-    pytest.importorskip("vllm")
-    calls = [
-        ("files.read", {"path": "a", "path_to": 'x "y"\n<b>'}),
-        ("files.read_all", {}),
-    ]
-    entry = Entry("shipped", [_tool(name) for name in NAMES], calls)
-    tally = measure_template(open_template(place), [entry] * 8, place)
-    assert (tally.right, tally.ordinary, tally.depends, tally.refused) == (48, 48, 0, 0)
 
 
 LISTED = {"type": "object", "properties": {"items": {"type": "array"}, "city": STRING}}
