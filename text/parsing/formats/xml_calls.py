@@ -99,51 +99,25 @@ MINICPM5 = replace(
 """openbmb/MiniCPM5: a call of an offered tool counts anywhere. Its tags are treated as text even if
 they are special tokens. A value may be in CDATA."""
 
-_V32 = Tags(
-    section="<｜DSML｜function_calls>",
-    section_end="</｜DSML｜function_calls>",
-    call="<｜DSML｜invoke name=",
-    call_end="</｜DSML｜invoke>",
-    parameter="<｜DSML｜parameter name=",
-    parameter_end="</｜DSML｜parameter>",
-    others=(
-        ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"),
-        ("<｜DSML｜toolcalls>", "</｜DSML｜toolcalls>"),
-        ("<｜DSML｜tool_call>", "</｜DSML｜tool_call>"),
-        ("<｜DSML｜calls>", "</｜DSML｜calls>"),
-        ("<｜DSML｜tool_use>", "</｜DSML｜tool_use>"),
-    ),
-)
-_V4 = replace(
-    _V32,
-    section="<｜DSML｜tool_calls>",
-    section_end="</｜DSML｜tool_calls>",
-    others=(
-        ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
-        ("<｜DSML｜toolcalls>", "</｜DSML｜toolcalls>"),
-        ("<｜DSML｜tool_call>", "</｜DSML｜tool_call>"),
-        ("<｜DSML｜calls>", "</｜DSML｜calls>"),
-        ("<｜DSML｜tool_use>", "</｜DSML｜tool_use>"),
-    ),
-)
-_V41 = Tags(
-    section="<｜DSML｜ calls>",
-    section_end="</｜DSML｜ calls>",
-    call="<｜DSML｜ invoke name=",
-    call_end="</｜DSML｜ invoke>",
-    parameter="<｜DSML｜ parameter name=",
-    parameter_end="</｜DSML｜ parameter>",
-    others=(("<｜DSML｜ tool_use>", "</｜DSML｜ tool_use>"),),
-    older=_V4,
-)
-_GCML = Tags(
-    section="<｜GCML｜tool_calls>",
-    section_end="</｜GCML｜tool_calls>",
-    call="<｜GCML｜invoke name=",
-    call_end="</｜GCML｜invoke>",
-    parameter="<｜GCML｜parameter name=",
-    parameter_end="</｜GCML｜parameter>",
-)
+
+def _dsml(section: str, *others: str, prefix: str = "｜DSML｜", older: Tags | None = None) -> Tags:
+    """Return the tags of one version, by the names of its section and of other sections."""
+    pairs = [(f"<{prefix}{name}>", f"</{prefix}{name}>") for name in (section, *others)]
+    return Tags(
+        *pairs[0],
+        call=f"<{prefix}invoke name=",
+        call_end=f"</{prefix}invoke>",
+        parameter=f"<{prefix}parameter name=",
+        parameter_end=f"</{prefix}parameter>",
+        others=tuple(pairs[1:]),
+        older=older,
+    )
+
+
+_V32 = _dsml("function_calls", "tool_calls", "toolcalls", "tool_call", "calls", "tool_use")
+_V4 = _dsml("tool_calls", "function_calls", "toolcalls", "tool_call", "calls", "tool_use")
+_V41 = _dsml("calls", "tool_use", prefix="｜DSML｜ ", older=_V4)
+_GCML = _dsml("tool_calls", prefix="｜GCML｜")
 
 V32 = _V32.format(fragment="｜DSML｜")
 V4 = _V4.format(fragment="｜DSML｜")
