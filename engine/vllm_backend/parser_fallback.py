@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import vllm
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.parser.parser_manager import ParserManager
-from vllm.tokenizers import get_tokenizer
 
 from eaglegate.text.events import (
     ContentDelta,
@@ -19,19 +17,8 @@ from eaglegate.text.events import (
 )
 
 
-def open_parsers(folder: str, tool_parser: str | None, reasoning: str | None) -> VllmParsers:
-    """Open vLLM's parsers with the tokenizer of a model's folder. Raises ValueError."""
-    try:
-        tokenizer = get_tokenizer(folder)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"vLLM cannot read the tokenizer of {folder}: {error}") from error
-    return VllmParsers(tokenizer, tool_parser, reasoning)
-
-
 class VllmParsers:
     """Parsers for one pair of names. Raises ValueError for names that vLLM does not know."""
-
-    version = vllm.__version__
 
     def __init__(self, tokenizer: Any, tool_parser: str | None, reasoning: str | None) -> None:
         self.tokenizer = tokenizer

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import count, islice, zip_longest
+from dataclasses import dataclass
+from itertools import count, islice
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO
 
-from eaglegate.text.events import FinishReason, ParserEvent, Phase, ToolCallEnd
-from eaglegate.text.parsing.answer import make_fallback_parser, make_parser
+from eaglegate.text.events import FinishReason, ParserEvent, Phase
+from eaglegate.text.parsing.answer import make_parser
 from eaglegate.text.parsing.fold import fold
 from eaglegate.text.parsing.parser import Parser
 from eaglegate.text.parsing.registry import (
@@ -82,9 +81,6 @@ def _make_argument_parser() -> argparse.ArgumentParser:
     parser.add_argument("--starts-in", choices=sorted(_STARTS), default="content")
     parser.add_argument("--finish-reason", choices=sorted(_FINISH), default="stop")
     parser.add_argument(
-        "--compare", choices=["vllm"], help="also run vLLM's parsers of the same names, and compare"
-    )
-    parser.add_argument(
         "--jsonl", action="store_true", help="read one JSON object per line (docs/parsers.md)"
     )
     return parser
@@ -103,29 +99,21 @@ def _read_tools(path: str | None) -> list[Mapping[str, Any]] | None:
 def _parse_answer(vocabulary: Vocabulary, options: argparse.Namespace, offered_tools: Any) -> int:
     job = _read_answer(vocabulary, options, offered_tools)
     parser = _make_parser(vocabulary, options, job)
-    report = ParseReport(sys.stdout, wants_color(sys.stdout))
     events: list[ParserEvent] = []
     for step in job.steps:
         step_events = parser.feed(step)
-        tokens = [_describe_token(vocabulary, token_id) for token_id in step]
-        report.add_step(tokens, parser.phase, step_events)
+        for token_id in step:
+            text = vocabulary.pieces[token_id].decode("utf-8", "backslashreplace")
+            print(f"{token_id:>7}  {text!r}  {parser.phase.value}")
+        print(*step_events, sep="\n", end="\n" * bool(step_events))
         events += step_events
     last_events = parser.flush(job.finish)
-    report.add_events(last_events)
+    print(*last_events, sep="\n", end="\n" * bool(last_events))
     message = _fold_message(parser, job, events + last_events)
-    report.add_message(message)
-    if not options.compare:
-        return 0
-    if job.tools is None:
-        tools = [{"name": call["name"]} for call in message["tool_calls"]]
-        job = replace(job, tools=tools)
-    title, reference = _parse_as_vllm(vocabulary, options, job)
-    return int(report.compare(message, reference, title))
-
-
-def _describe_token(vocabulary: Vocabulary, token_id: int) -> tuple[int, str, bool]:
-    text = vocabulary.pieces[token_id].decode("utf-8", "backslashreplace")
-    return token_id, text, token_id in vocabulary.added
+    for number, call in enumerate(message["tool_calls"]):
+        print(f"call {number}: {call['name']}: {call['outcome']}")
+    print(json.dumps(message, ensure_ascii=False, indent=2))
+    return 0
 
 
 def _read_answer(vocabulary: Vocabulary, options: argparse.Namespace, tools: Any) -> ParseJob:
@@ -139,30 +127,6 @@ def _read_answer(vocabulary: Vocabulary, options: argparse.Namespace, tools: Any
     steps = tuple((token_id,) for token_id in vocabulary.encode(text))
     starts_in = Phase(options.starts_in)
     return ParseJob(steps, _FINISH[options.finish_reason], starts_in, tools, ())
-
-
-def _parse_as_vllm(
-    vocabulary: Vocabulary, options: argparse.Namespace, job: ParseJob
-) -> tuple[str, dict[str, Any]]:
-    """Parse with vLLM's parsers of the same names. Raises ValueError if that is impossible."""
-    try:
-        from eaglegate.engine.vllm_backend.parser_fallback import open_parsers
-    except ImportError as error:
-        raise ValueError(f"--compare vllm needs vLLM, which is not installed: {error}") from error
-
-    tools, reasoning = options.tool_call_parser, options.reasoning_parser
-    parsers = open_parsers(options.tokenizer, tools, reasoning)
-    offers = [
-        tool if "function" in tool else {"type": "function", "function": tool}
-        for tool in job.tools or ()
-    ]
-    openings = reasoning_format(reasoning).openings if job.starts_in is Phase.REASONING else ()
-    prompt = vocabulary.encode(openings[0] if openings else "\n")
-    parser = make_fallback_parser(
-        vocabulary, parsers.make(offers, prompt), tools=offers, stop=job.stop
-    )
-    events = list(_parse_events(parser, job))
-    return f"vLLM {parsers.version}", _fold_message(parser, job, events)
 
 
 def _parse_lines(
@@ -264,96 +228,6 @@ def _check_tools(tools: Any) -> list[Mapping[str, Any]]:
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise InvalidLine("tools must be a list of objects")
     return tools
-
-
-_COLORS = {
-    Phase.REASONING: "36",
-    Phase.CONTENT: "32",
-    Phase.TOOL_CALL: "33",
-    "marker": "1;35",
-    "good": "1;32",
-    "bad": "1;31",
-    "dim": "2",
-}
-_GOOD = frozenset({"valid", "unchecked"})
-
-
-def wants_color(out: TextIO) -> bool:
-    return out.isatty() and not os.environ.get("NO_COLOR")
-
-
-class ParseReport:
-    """Writes the report to ``out``."""
-
-    def __init__(self, out: TextIO, color: bool) -> None:
-        self._out = out
-        self._color = color
-
-    def paint(self, text: str, kind: str) -> str:
-        return f"\033[{_COLORS[kind]}m{text}\033[0m" if self._color else text
-
-    def add_step(
-        self, tokens: Sequence[tuple[int, str, bool]], phase: Phase, events: Sequence[ParserEvent]
-    ) -> None:
-        """Write the tokens of a step, as (id, text, is an added token), and its events."""
-        for token_id, text, is_added in tokens:
-            painted_text = self.paint(repr(text), "marker" if is_added else phase)
-            self._print(f"{token_id:>7}  {painted_text}  {self.paint(phase.value, 'dim')}")
-        self.add_events(events)
-
-    def add_events(self, events: Sequence[ParserEvent]) -> None:
-        for event in events:
-            text = str(event)
-            if isinstance(event, ToolCallEnd):
-                text = self.paint(text, "good" if event.outcome in _GOOD else "bad")
-            self._print(text)
-
-    def add_message(self, message: Mapping[str, Any]) -> None:
-        for number, call in enumerate(message["tool_calls"]):
-            outcome = str(call["outcome"])
-            painted_outcome = self.paint(outcome, "good" if outcome in _GOOD else "bad")
-            self._print(f"call {number}: {call['name']}: {painted_outcome}")
-        self._print(json.dumps(message, ensure_ascii=False, indent=2))
-
-    def compare(self, message: Mapping[str, Any], reference: Mapping[str, Any], title: str) -> bool:
-        """Write the differences of two messages. Return True if there are any."""
-        self._print(f"{title}:")
-        rows = [(part, message[part], reference[part]) for part in ("reasoning", "content")]
-        calls = zip_longest(_calls(message), _calls(reference))
-        rows += [(f"call {number}", *pair) for number, pair in enumerate(calls)]
-        differences = [row for row in rows if self._compare_row(*row)]
-        return bool(differences)
-
-    def _compare_row(self, part: str, value: Any, reference: Any) -> bool:
-        if value == reference:
-            self._print(f"  {part}: {self.paint('same', 'good')}")
-            return False
-        if _normalise(value) == _normalise(reference):
-            self._print(f"  {part}: {self.paint('same but for white space', 'good')}")
-            return False
-        self._print(f"  {part}: {self.paint('differs', 'bad')}")
-        self._print(f"    here {value!r}\n    vLLM {reference!r}")
-        return True
-
-    def _print(self, line: str) -> None:
-        print(line, file=self._out)
-
-
-def _calls(message: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(call["name"], call["arguments"]) for call in message["tool_calls"]]
-
-
-def _normalise(part: Any) -> Any:
-    """Return a text without surrounding white space, or a call with parsed arguments."""
-    if isinstance(part, str):
-        return part.strip()
-    if part is None:
-        return None
-    name, arguments = part
-    try:
-        return name, json.loads(arguments)
-    except ValueError:
-        return name, arguments
 
 
 if __name__ == "__main__":

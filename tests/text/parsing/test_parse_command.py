@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from eaglegate.server.cli.parse import ParseReport, main, wants_color
-from eaglegate.text.events import Phase
+from eaglegate.server.cli.parse import main
 from eaglegate.text.parsing.vocabulary import Vocabulary
 
 ROOT = Path(__file__).parents[3]
@@ -143,43 +142,6 @@ def test_a_captured_answer_comes_from_a_file(parse, ids, tmp_path):
     messages = [lines[lines.index("{") :] for lines in shown]
     assert messages[0] == messages[1]
     assert len(shown[0]) > len(shown[1]), "events of one step are joined"
-
-
-def test_colours_are_for_terminals(monkeypatch):
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert wants_color(terminal)
-    assert not wants_color(io.StringIO())
-    ParseReport(terminal, color=True).add_step([(1, "a", False)], Phase.CONTENT, [])
-    assert "\033[32m'a'\033[0m" in terminal.getvalue()
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert not wants_color(terminal)
-
-
-def test_parse_shows_where_another_reading_differs(capsys):
-    call = {"name": "f", "arguments": '{"a": 1}', "outcome": "valid"}
-    ours = {"reasoning": "Hm.", "content": "Ok.", "tool_calls": [call]}
-    same = {"reasoning": "Hm.\n", "content": "Ok.", "tool_calls": [call | {"arguments": '{"a":1}'}]}
-    other = {"reasoning": "Hm.", "content": "No.", "tool_calls": []}
-    report = ParseReport(sys.stdout, color=False)
-    assert not report.compare(ours, same, "vLLM")
-    assert report.compare(ours, other, "vLLM")
-    shown = capsys.readouterr().out
-    assert "call 0: same but for white space" in shown
-    assert "content: differs\n    here 'Ok.'\n    vLLM 'No.'" in shown
-
-
-@pytest.mark.slow
-def test_vllm_reads_it_too(parse):
-    """The real parsers: with a comma too many vLLM's finds no call."""
-    pytest.importorskip("vllm")
-    status, lines = parse([*HERMES, "--compare", "vllm"], CALL)
-    assert status == 0
-    assert "  call 0: same" in lines
-    status, lines = parse([*HERMES, "--compare", "vllm"], CALL.replace("1}}", "1,}}"))
-    assert status == 1
-    assert "  call 0: differs" in lines
 
 
 @pytest.mark.parametrize(
