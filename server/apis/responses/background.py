@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import zlib
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -52,10 +51,8 @@ VARYING = frozenset(
 OPENING = frozenset(("response.created", "response.queued", "response.in_progress"))
 
 
-BLOCK_BYTES = 64 << 10
-"""Bytes of frames that are compressed together, since frames are repetitive."""
-MOST_BYTES = 8 << 20
-"""Maximum compressed bytes of one response's log. The oldest frames beyond it are dropped."""
+MOST_BYTES = 16 << 20
+"""Maximum bytes of one response's log. Beyond it, the older half of the frames is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +66,10 @@ class ResponseSnapshot:
 
 
 class FrameLog:
-    """Compressed log of a response's frames by sequence number, for followers that join late."""
+    """Log of a response's frames by sequence number, for followers that join late."""
 
     def __init__(self) -> None:
-        self._blocks: deque[tuple[int, bytes]] = deque()
-        """Blocks of frames: the number of the first frame, and the compressed frames with their
-        lengths.
-        """
-        self._open: list[bytes] = []
-        self._open_bytes = 0
-        self._wholes: dict[int, ResponseSnapshot] = {}
-        self._cached: tuple[int, list[bytes]] = (-1, [])
+        self._frames: list[bytes | ResponseSnapshot] = []
         self.end = 0
         """Number of the next frame."""
         self.num_bytes = 0
@@ -87,53 +77,26 @@ class FrameLog:
     @property
     def begin(self) -> int:
         """Number of the oldest frame in the log."""
-        return self._blocks[0][0] if self._blocks else self.end - len(self._open)
+        return self.end - len(self._frames)
 
     def append(self, frame: bytes | ResponseSnapshot) -> None:
-        if isinstance(frame, ResponseSnapshot):
-            self._wholes[self.end] = frame
-            frame = b""
-        self._open.append(frame)
-        self._open_bytes += len(frame)
+        self._frames.append(frame)
         self.end += 1
-        if self._open_bytes >= BLOCK_BYTES:
-            self.compress()
-
-    def compress(self) -> None:
-        if not self._open:
-            return
-        first_open = self.end - len(self._open)
-        lengths = b"".join(len(frame).to_bytes(4) for frame in self._open)
-        content = len(self._open).to_bytes(4) + lengths + b"".join(self._open)
-        self._blocks.append((first_open, zlib.compress(content, 1)))
-        self.num_bytes += len(self._blocks[-1][1])
-        self._open, self._open_bytes = [], 0
-        while self.num_bytes > MOST_BYTES and len(self._blocks) > 1:
-            self.num_bytes -= len(self._blocks.popleft()[1])
+        self.num_bytes += _count_bytes(frame)
+        if self.num_bytes > MOST_BYTES:
+            num_dropped = (len(self._frames) + 1) // 2  # a frame at a time would move all others
+            self.num_bytes -= sum(map(_count_bytes, self._frames[:num_dropped]))
+            del self._frames[:num_dropped]
 
     def read(self, number: int) -> bytes | ResponseSnapshot:
         """Return a frame. Raises IndexError if it does not exist or was dropped."""
         if not self.begin <= number < self.end:
             raise IndexError(number)
-        if number in self._wholes:
-            return self._wholes[number]
-        first_open = self.end - len(self._open)
-        if number >= first_open:
-            return self._open[number - first_open]
-        first_open, content = next(block for block in reversed(self._blocks) if block[0] <= number)
-        if self._cached[0] != first_open:
-            self._cached = first_open, _split_frames(zlib.decompress(content))
-        return self._cached[1][number - first_open]
+        return self._frames[number - self.begin]
 
 
-def _split_frames(content: bytes) -> list[bytes]:
-    count = int.from_bytes(content[:4])
-    offset, frames = 4 + 4 * count, []
-    for position in range(4, 4 + 4 * count, 4):
-        length = int.from_bytes(content[position : position + 4])
-        frames.append(content[offset : offset + length])
-        offset += length
-    return frames
+def _count_bytes(frame: bytes | ResponseSnapshot) -> int:
+    return 0 if isinstance(frame, ResponseSnapshot) else len(frame)
 
 
 class LoggedStream(ResponseStream):
@@ -292,7 +255,6 @@ class BackgroundRun:
             stream.close()
         if not stream.builder.stored:
             self._unstored = orjson.dumps(stream.builder.response())
-        self.log.compress()
         self._save = self._work = None
         await self._show()
         self._release()

@@ -354,7 +354,6 @@ async def test_a_store_that_is_away_for_a_moment_ends_nothing(lab):
 
 
 def test_a_log_gives_back_what_it_was_given_and_stays_small(monkeypatch):
-    monkeypatch.setattr("eaglegate.server.apis.responses.background.BLOCK_BYTES", 2000)
     monkeypatch.setattr("eaglegate.server.apis.responses.background.MOST_BYTES", 3000)
     log, frames = FrameLog(), []
     for at in range(600):
@@ -362,7 +361,7 @@ def test_a_log_gives_back_what_it_was_given_and_stays_small(monkeypatch):
             ResponseSnapshot(at, "x") if at % 100 == 0 else b"event %d: " % at + b"y" * (at % 70)
         )
         log.append(frames[-1])
-        assert log.num_bytes <= 3000 + 2100
+        assert log.num_bytes <= 3000
     assert log.end == 600
     assert 0 < log.begin < 600, "the oldest are gone"
     assert [log.read(at) for at in range(log.begin, 600)] == frames[log.begin :]
@@ -372,8 +371,7 @@ def test_a_log_gives_back_what_it_was_given_and_stays_small(monkeypatch):
 
 
 async def test_a_start_before_what_is_kept_is_refused(lab, monkeypatch):
-    monkeypatch.setattr("eaglegate.server.apis.responses.background.BLOCK_BYTES", 100)
-    monkeypatch.setattr("eaglegate.server.apis.responses.background.MOST_BYTES", 500)
+    monkeypatch.setattr("eaglegate.server.apis.responses.background.MOST_BYTES", 4000)
     lab.says("word " * 40, [1])
     made = await begin(lab)
     run = lab.runs.get(made["id"], "")
