@@ -83,21 +83,27 @@ class RequestCharge:
         """Raise Unavailable if memory has no room for an image that is decoded now."""
         self.budget.check_memory(PIXEL_BYTES * num_pixels)
 
-    def hold_echo(self, prompt: int, logprobs: int) -> None:
-        """Charge an answer's copy of ``prompt`` tokens, each with ``logprobs`` log probabilities,
-        before the engine makes it.
-
-        Raises InvalidRequest if it never fits, TooManyRequests, and Unavailable.
+    def check_echo(self, num_tokens: int, logprobs: int) -> int:
+        """Return the bytes of an answer's copy of so many prompt tokens, each with ``logprobs`` log
+        probabilities. Raises InvalidRequest if they never fit.
         """
-        num_bytes = prompt * (ECHO_BYTES + LOGPROB_BYTES * logprobs)
+        num_bytes = num_tokens * (ECHO_BYTES + LOGPROB_BYTES * logprobs)
         limit = self.budget.bodies.share(self.name)
         if num_bytes > limit:
             raise InvalidRequest(
-                f"The answer would repeat {prompt} prompt tokens with {logprobs} log probabilities "
-                f"each, about {num_bytes} bytes; at most {limit} are possible. Send fewer prompts, "
-                "or lower 'n', 'logprobs' or 'prompt_logprobs'.",
+                f"The answer would repeat at least {num_tokens} prompt tokens with {logprobs} log "
+                f"probabilities each, about {num_bytes} bytes; at most {limit} are possible. Send "
+                "fewer prompts, or lower 'n', 'logprobs' or 'prompt_logprobs'.",
                 code="echo_too_large",
             )
+        return num_bytes
+
+    def hold_echo(self, num_tokens: int, logprobs: int) -> None:
+        """Charge an answer's copy of its prompts before the engine makes it.
+
+        Raises InvalidRequest if it never fits, TooManyRequests, and Unavailable.
+        """
+        num_bytes = self.check_echo(num_tokens, logprobs)
         self.budget.check_memory(3 * num_bytes)  # the parts of the answer, and the whole
         self.hold(num_bytes)
 

@@ -111,8 +111,7 @@ async def generate(
                 num_prompt = sum([prompt.num_tokens for prompt in prompts])
                 if job.display.wants_prompt:
                     num_echoed = sum([len(request.prompt) for request in requests])
-                    logprobs = job.question.sampling.prompt_logprobs
-                    charge.hold_echo(num_echoed, 0 if logprobs is None else logprobs + 1)
+                    charge.hold_echo(num_echoed, _count_echoed_logprobs(job))
                 charge.reserve(num_prompt, job.question.sampling.max_tokens * len(requests) or None)
                 if accept is not None:
                     await accept()
@@ -241,13 +240,25 @@ def _describe_request(
 
 async def make_prompts(job: Job, pipeline: Pipeline) -> list[Prompt]:
     """Render the prompts. Raises InvalidRequest if one does not fit the context."""
-    question = job.question
+    question, num_tokens = job.question, 0
+    prompts: list[Prompt] = []
     try:
-        return [await _make_prompt(source, job, pipeline) for source in question.prompts]
+        for source in question.prompts:
+            prompts.append(prompt := await _make_prompt(source, job, pipeline))
+            num_tokens += len(prompt.token_ids)
+            if job.display.wants_prompt:  # before further prompts are tokenized
+                job.caller.charge.check_echo(question.n * num_tokens, _count_echoed_logprobs(job))
+        return prompts
     except PromptTooLong as error:
         raise context_overflow(
             job.api, error.num_tokens, 0, pipeline.info.max_model_len, error.exact
         ) from None
+
+
+def _count_echoed_logprobs(job: Job) -> int:
+    """Return the number of log probabilities of each prompt token in the answer."""
+    logprobs = job.question.sampling.prompt_logprobs
+    return 0 if logprobs is None else logprobs + 1
 
 
 async def _make_prompt(source: PromptSource, job: Job, pipeline: Pipeline) -> Prompt:

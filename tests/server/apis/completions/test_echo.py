@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
+from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import orjson
 import pytest
@@ -70,6 +72,16 @@ async def test_copies_of_prompts_are_priced_before_the_work(echo_lab, fields, en
     answer = await ask(echo_lab, 3, n=2, stream=stream, **fields)
     assert answer.status == 200, answer.body
     assert echo_lab.gateway.budget.held == 0
+
+
+async def test_prompts_that_are_not_repeated_are_not_tokenized(echo_lab):
+    pipeline = echo_lab.gateway.require()
+    renderer = Mock(wraps=pipeline.renderer)
+    echo_lab.gateway.open(replace(pipeline, renderer=renderer))
+    echo_lab.gateway.budget = RequestBudget(held_bytes=int(6.9 * TOKENS * (8 + 64 * 21)))
+    refused = await ask(echo_lab, 50, echo=True, logprobs=20)
+    assert refused.json["error"]["code"] == "echo_too_large"
+    assert renderer.encode.call_count == 7
 
 
 async def test_answers_without_a_copy_cost_nothing(echo_lab):
