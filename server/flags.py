@@ -13,6 +13,7 @@ compares this table with vLLM's own parser.
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -113,7 +114,8 @@ def _add_flag(group: Any, name: str, hint: Any, default: Any, metadata: Mapping[
         options |= {"type": parse_json_object, "metavar": "JSON"}
     else:
         kind = _strip_optional(hint)
-        options["type"] = str.lower if metadata.get("choices") else PARSERS.get(kind, kind)
+        parse = PARSERS.get(hint) or PARSERS.get(kind, kind)
+        options["type"] = str.lower if metadata.get("choices") else parse
     group.add_argument(flag(name), **options)
 
 
@@ -147,12 +149,25 @@ def parse_whole(text: str) -> int:
 
 def parse_number(text: str) -> float:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number; given '{text}'") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"must be a finite number; given '{text}'")
+    return number
 
 
-PARSERS: Mapping[Any, Callable[[str], Any]] = {int: parse_whole, float: parse_number}
+def parse_optional_text(text: str) -> str:
+    if not text:  # an unset variable of a shell
+        raise argparse.ArgumentTypeError("must not be empty; leave the flag out")
+    return text
+
+
+PARSERS: Mapping[Any, Callable[[str], Any]] = {
+    int: parse_whole,
+    float: parse_number,
+    str | None: parse_optional_text,
+}
 
 
 def parse_json_object(text: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -73,6 +74,8 @@ def read_keys(path: Path) -> list[str]:
     """Read keys, one per line. Raises ConfigError without showing a key."""
     source = f"the encryption keys in {path}"
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a device or a pipe may have no end
+            raise OSError("it is not a regular file")
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{source} cannot be read: {error}") from None

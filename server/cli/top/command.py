@@ -15,6 +15,7 @@ from eaglegate.server.cli.client import CallFailed, add_gateway_options, complet
 from eaglegate.server.cli.harmless import make_line_harmless
 from eaglegate.server.cli.top.panels import format_plain
 from eaglegate.server.cli.top.reading import GatewayReader, GatewayReading, explain_failure
+from eaglegate.server.flags import parse_number
 
 CLEAR = "\x1b[H\x1b[2J"
 """Moves the cursor home and clears the terminal."""
@@ -32,7 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("address", nargs="?", type=complete_url, help=argparse.SUPPRESS)
     add_gateway_options(parser)
     parser.add_argument(
-        "--interval", type=float, default=2.0, help="seconds between readings (default: 2)"
+        "--interval", type=parse_number, default=2.0, help="seconds between readings (default: 2)"
     )
     parser.add_argument(
         "--once", action="store_true", help="print one reading as text and end, as in a pipe"

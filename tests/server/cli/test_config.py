@@ -44,6 +44,13 @@ def test_defaults():
     assert read([])[1] == Settings()
 
 
+@pytest.mark.parametrize("argv", [["--drain-s", "nan"], ["--drain-s=inf"], ["--api-key-file", ""]])
+def test_numbers_are_finite_and_texts_not_empty(argv):
+    """An empty text is usually an unset variable of a shell."""
+    with pytest.raises(argparse.ArgumentError, match=r"must be a finite number|must not be empty"):
+        read(argv)
+
+
 def test_an_endpoint_for_traces_is_a_url():
     with pytest.raises(ConfigError, match="--otlp-endpoint must begin with http://"):
         read(["--otlp-endpoint", "localhost:4318"])
@@ -74,13 +81,10 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.parametrize("value", ["-1", "nan"])
-def test_no_number_is_negative_or_none(name, value):
-    if value == "nan" and "float" not in str(Settings.__annotations__[name]):
-        value = "-2"
+def test_no_number_is_negative(name):
     flag = "--" + name.replace("_", "-")
-    with pytest.raises(ConfigError, match=f"{flag} must be .*; given {value}"):
-        read([f"{flag}={value}"])
+    with pytest.raises(ConfigError, match=f"{flag} must be .*; given -1"):
+        read([f"{flag}=-1"])
 
 
 @pytest.mark.parametrize("value", ["[1, 2]", "[]"])

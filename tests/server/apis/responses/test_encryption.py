@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 
@@ -115,6 +116,13 @@ def test_a_bad_file_is_named_and_its_keys_are_not_shown(tmp_path, content):
         read_keys(file)
     assert "short" not in str(caught.value)
     assert ONE not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "pipe"])
+def test_devices_and_pipes_are_no_key_files(tmp_path, name):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="it is not a regular file"):
+        read_keys(tmp_path / name)
 
 
 def test_a_bad_key_and_a_missing_file_stop_the_start(tmp_path):
