@@ -156,9 +156,8 @@ class SupportsUnclaimed(Protocol):
 class DropsBlocks(Protocol):
     """An engine whose cached blocks can be dropped."""
 
-    async def drop_prefix(self, request: EngineRequest | None) -> int:
-        """Drop the cached blocks of a prompt's prefix, or all blocks, and return their number.
-        Running requests keep theirs.
+    async def drop_blocks(self) -> int:
+        """Drop all cached blocks and return their number. Running requests keep theirs.
 
         Raises EngineError.
         """
@@ -170,17 +169,4 @@ class SupportsKill(Protocol):
 
     def kill(self) -> int:
         """End the engine's processes as a crash would, and return how many were running."""
-        ...
-
-
-class Remedies(DropsBlocks, Protocol):
-    """An engine with cures for a low acceptance. All raise EngineError."""
-
-    @property
-    def age_s(self) -> float:
-        """Seconds since the running engine became ready; 0 while there is none."""
-        ...
-
-    async def restart(self, reason: str) -> None:
-        """Replace the engine. Running requests continue on the new one."""
         ...

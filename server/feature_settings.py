@@ -13,8 +13,6 @@ class FeatureSettings:
     FEATURE: ClassVar[str]
     """Module and class of the feature (``eaglegate.server.cli.feature.ActiveFeature``), imported
     where it is on."""
-    tracks_prefixes: ClassVar[bool] = False
-    """True if the engine must know the cached blocks of each prompt's prefix."""
 
     @property
     def is_on(self) -> bool:

@@ -121,11 +121,6 @@ class DraftManager:
         """Serve and promote a draft that was on trial. Raises the errors of ``swap``."""
         return await self._exclusively(lambda: self._load(version, "swap", time.perf_counter()))
 
-    async def reload(self) -> DraftSwap:
-        """Load the weights of the serving draft again from its files. Raises the errors of
-        ``swap``."""
-        return await self._exclusively(self._reload)
-
     async def rollback(self) -> DraftSwap:
         """End a trial, or return to the draft promoted before. Raises the errors of ``swap``."""
         return await self._exclusively(self._roll_back)
@@ -224,22 +219,9 @@ class DraftManager:
         if self._cache is None:
             return
         try:
-            await self._cache.drop_prefix(None)
+            await self._cache.drop_blocks()
         except EngineError as error:
             log.warning("blocks of the earlier draft stay in the prefix cache: %s", error)
-
-    async def _reload(self) -> DraftSwap:
-        start_s, serving_version = time.perf_counter(), self._require_serving()
-        if self._engine is None:
-            raise DraftRefused("No engine has started yet.")
-        if not await asyncio.to_thread(is_whole, serving_version):
-            raise DraftRefused(
-                f"The draft {serving_version.fingerprint} is damaged in {serving_version.path}."
-            )
-        pause_s = await self._engine.swap_draft(serving_version.path, serving_version.path)
-        return self._record(
-            "reload", serving_version, serving_version, pause_s, time.perf_counter() - start_s
-        )
 
     def _promote(self, version: DraftVersion) -> bool:
         """Promote ``version``. Return True if another draft was promoted before."""

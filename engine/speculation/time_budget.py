@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 
 class TimeBudget:
@@ -18,7 +17,6 @@ class TimeBudget:
         self._saved_s = saved_s
         self._spent_s = 0.0
         self._began = self._seen_at = clock()
-        self._paused = False
 
     @property
     def share_spent(self) -> float:
@@ -35,13 +33,4 @@ class TimeBudget:
     def spend(self, seconds: float) -> None:
         """Charge work that is done or in progress. The budget may fall below 0."""
         self._spent_s += seconds
-        self._saved_s -= 0.0 if self._paused else seconds
-
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        """Count the work inside the context, but do not charge the budget."""
-        self._paused = True
-        try:
-            yield
-        finally:
-            self._paused = False
+        self._saved_s -= seconds

@@ -20,9 +20,7 @@ from eaglegate.engine.base import (
     DropsBlocks,
     Engine,
     Kind,
-    Remedies,
     SupportsDepth,
-    SupportsKill,
     SupportsKilled,
     SupportsPlanning,
     SupportsPostMortem,
@@ -114,7 +112,7 @@ class LocalTurn:
 
 @dataclass(eq=False)
 class SupervisedEngine(
-    EnginePool, SupportsPlanning, SwapsDrafts, ScoresAnswers, Remedies, CountsImages
+    EnginePool, SupportsPlanning, SwapsDrafts, ScoresAnswers, DropsBlocks, CountsImages
 ):
     """Engine of one event loop that restarts its backend; see ``ResilientEngine``.
 
@@ -302,46 +300,14 @@ class SupervisedEngine(
             raise RequestRejected("This engine reads text only.", "images")
         return await engine.count_image(image)
 
-    async def drop_prefix(self, request: EngineRequest | None) -> int:
+    async def drop_blocks(self) -> int:
         """See ``eaglegate.engine.base.DropsBlocks``. Fails at once while the engine restarts."""
         session = self._live_session
         if session is None:
             raise EngineFailed(self._reason)
         if (engine := session.engine.capability(DropsBlocks)) is None:
             raise EngineFailed("This engine cannot drop cached blocks.")
-        return await engine.drop_prefix(request)
-
-    @property
-    def age_s(self) -> float:
-        """Seconds since the running engine became ready; 0 while there is none."""
-        session = self._live_session
-        return 0.0 if session is None else now() - session.started_at
-
-    async def restart(self, reason: str) -> None:
-        """End the engine as a signal from outside would, and wait for the next one. Running
-        requests continue on it.
-
-        Raises EngineError if no engine is ready in time.
-        """
-        session = self._live_session
-        if session is None:
-            raise EngineFailed(self._reason)
-        if (engine := session.engine.capability(SupportsKill)) is None:
-            raise EngineFailed("This engine has no restart.")
-        log.warning("engine restart: %s", reason)
-        engine.kill()
-        try:
-            async with asyncio.timeout(self.timeouts.wait_s):
-                while not session.lost:
-                    await self._changed_or_polled()
-        except TimeoutError:
-            raise EngineFailed("The engine did not end.") from None
-        await self._wait_session()
-
-    async def _changed_or_polled(self) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self.timeouts.poll_s):
-                await self._changed.wait()
+        return await engine.drop_blocks()
 
     async def health(self) -> Health:
         """Answer at once from known state, whatever the engine does."""

@@ -136,9 +136,8 @@ class VllmEngine(
     With ``planning="auto"`` the engine chooses the depth of every step for requests without their
     own. ``stream_interval_s``: see ``step_queue.SinkFlusher``. ``costs`` (``warm_up.StepCosts``)
     are known step costs; without them the planner times steps at every start, for ``timing_s``
-    seconds. With ``tracks_prefixes`` the engine records the prefix of each cached block, so that
-    the blocks of one prefix can be dropped. ``echo`` writes each line of vLLM and its child
-    processes to the log; None captures it for error reports only.
+    seconds. ``echo`` writes each line of vLLM and its child processes to the log; None captures it
+    for error reports only.
     """
 
     def __init__(
@@ -151,10 +150,8 @@ class VllmEngine(
         stream_interval_s: float | None = None,
         costs: StepCosts | None = None,
         timing_s: float = TIMING_S,
-        tracks_prefixes: bool = False,
     ) -> None:
         self._arguments = arguments
-        self._tracks_prefixes = tracks_prefixes
         self._adapters = {
             name: LoRARequest(name, number, path)
             for number, (name, path) in enumerate(adapters.items(), start=1)
@@ -197,8 +194,6 @@ class VllmEngine(
             self._outputs = take_over(llm, choose_reader(info), self._stream_interval_s)
             info = self._accept_images(llm, self._outputs, info)
             self._steered = await _is_steered(llm)
-            if self._tracks_prefixes:
-                await self._steer("track_prefixes")
             await self._load_adapters(llm)
             step_s = await warm_up(self.generate, info, self._progress)
             warm_up_end = time.monotonic()
@@ -373,16 +368,9 @@ class VllmEngine(
             raise EngineFailed(f"The answer was not scored: {fields['error']}")
         return fields
 
-    async def drop_prefix(self, request: EngineRequest | None) -> int:
-        """Drop the cached blocks of a prompt's prefix, or all blocks, and return their number."""
-        if request is not None and not self._tracks_prefixes:
-            raise EngineFailed("The engine does not track which blocks belong to a prefix.")
-        prompt, salt, adapter = (
-            (None, None, None)
-            if request is None
-            else ([*request.prompt], request.cache_salt, request.adapter)
-        )
-        num_dropped = await self._steer("drop_prefix", prompt, salt, adapter)
+    async def drop_blocks(self) -> int:
+        """Drop all cached blocks, and return their number."""
+        num_dropped = await self._steer("drop_blocks")
         if num_dropped is None:
             raise EngineFailed("The engine has a scheduler that is not eaglegate's.")
         return int(num_dropped)

@@ -53,7 +53,6 @@ from eaglegate.engine.vllm_backend.flight_record import FlightRecorder
 from eaglegate.engine.vllm_backend.graphs import is_declaration
 from eaglegate.engine.vllm_backend.lookups import Lookups, read_lookup
 from eaglegate.engine.vllm_backend.planning import StepPlanning
-from eaglegate.engine.vllm_backend.prefix_cache import PrefixBlocks, drop_prefix, track_prefixes
 from eaglegate.engine.vllm_backend.prefix_drops import PrefixDrops
 from eaglegate.engine.vllm_backend.second_lookups import SecondLookups
 from eaglegate.engine.vllm_backend.sharing import StepSharing
@@ -86,7 +85,6 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self.lookups = None if lookup is None else lookups_class(self, lookup[0])
         self._sharing = StepSharing(self, self.planning)
         self._flight = FlightRecorder()
-        self.prefixes = PrefixBlocks()
         self._is_uniform = self.vllm_config.parallel_config.data_parallel_size > 1
         self.drops = PrefixDrops(self.kv_cache_manager)
         if self.num_spec_tokens:
@@ -357,8 +355,6 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
 
         def cache_shareable_blocks(request: Request, num_computed_tokens: int) -> None:
             cache_blocks(request, min(num_computed_tokens, self._count_shareable_tokens(request)))
-            if self.prefixes.active:
-                self.prefixes.note(request, coordinator)
 
         coordinator.cache_blocks = cache_shareable_blocks
 
@@ -379,10 +375,6 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
                 request.request_id, max(request.num_prompt_tokens, num_computed)
             )
 
-    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        self.prefixes.forget(request.request_id)  # it continues in other blocks
-        super()._preempt_request(request, *args, **kwargs)
-
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self.planning.forget(request)
         if self.lookups is not None:
@@ -390,7 +382,6 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self._shareable_tokens.pop(request.request_id, None)
         self.drops.take(request.request_id)
         self._traced_requests.discard(request.request_id)
-        self.prefixes.forget(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
 
@@ -546,6 +537,15 @@ def forget_tenants(core: EngineCore, tenants: list[str]) -> None:
         scheduler.lookups.chooser.acceptance.forget(tenants)
 
 
+def drop_blocks(core: EngineCore) -> int:
+    """Drop all cached blocks and return their number. Running requests keep theirs; the next ones
+    compute them again."""
+    pool = core.scheduler.kv_cache_manager.block_pool
+    block_ids = {block.block_id for block in pool.blocks if block.block_hash is not None}
+    pool.evict_blocks(block_ids)
+    return len(block_ids)
+
+
 def freeze_planning(core: EngineCore, depth: int | None) -> bool:
     """Hold the planner at ``depth``, or let it choose again if None. Return False without a
     planner."""
@@ -572,8 +572,7 @@ EngineCore.stage_draft = draft_reload.stage_draft
 EngineCore.get_staged = draft_reload.get_staged
 EngineCore.discard_draft = draft_reload.discard_draft
 EngineCore.swap_draft = draft_reload.swap_draft
-EngineCore.drop_prefix = drop_prefix
-EngineCore.track_prefixes = track_prefixes
+EngineCore.drop_blocks = drop_blocks
 EngineCore.describe_planning = describe_planning
 EngineCore.describe_slices = describe_slices
 EngineCore.forget_tenants = forget_tenants

@@ -1,10 +1,10 @@
-"""Search for the cause of fallen acceptance by trials, and choice of the smallest cure that works.
+"""Search for the cause of fallen acceptance by trials.
 
 ``DoctoredEngine`` shows finished answers to the ``Doctor``, whose history raises suspicions.
 ``Doctor.run`` settles them one at a time, when the engine has room. It runs recent prompts again,
 from the prefix cache and with their own cache salt. If the cached run accepts less, the cached
 blocks of that prefix are at fault. If prompts of an earlier record accept less than before, the
-draft's weights are at fault. Otherwise traffic has changed, and nothing is done.
+draft's weights are at fault. Otherwise traffic has changed.
 
 The last few prompts of each prefix stay in memory. They are never logged.
 """
@@ -17,11 +17,10 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from eaglegate.engine.base import Engine, Remedies
+from eaglegate.engine.base import Engine
 from eaglegate.engine.errors import EngineError
 from eaglegate.engine.speculation.draft_versions import DraftSwap, DraftVersion
 from eaglegate.engine.speculation.time_budget import TimeBudget
@@ -31,19 +30,10 @@ from eaglegate.engine.types import (
     EngineInfo,
     EngineRequest,
     SinkTap,
-    Step,
     StepSink,
 )
 from eaglegate.engine.wrapper import EngineWrapper
-from eaglegate.features.doctor.cures import Cures, Reload
-from eaglegate.features.doctor.diagnosis import (
-    Cause,
-    Cure,
-    Diagnosis,
-    Treatment,
-    log_diagnosis,
-)
-from eaglegate.features.doctor.pace import ClientPace
+from eaglegate.features.doctor.diagnosis import Cause, Diagnosis, log_diagnosis
 from eaglegate.features.doctor.suspicion import History, PositionCounts
 from eaglegate.features.doctor.trial_runs import EarlierRecord, TrialRunner
 from eaglegate.features.doctor.trials import (
@@ -81,13 +71,6 @@ ALL = ""
 """Name for all prefixes together."""
 
 
-class Mode(StrEnum):
-    """Whether the doctor applies cures, or only says why acceptance fell."""
-
-    WATCH = "watch"
-    CURE = "cure"
-
-
 class DoctorObserver(Protocol):
     """Receiver of diagnoses."""
 
@@ -115,25 +98,19 @@ class Doctor:
 
     def __init__(
         self,
-        mode: Mode,
         observer: DoctorObserver,
         has_room: Callable[[], bool],
-        reload: Reload | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Set up without an engine. ``reload`` loads the draft's weights again; None if that is
-        impossible."""
-        self.mode = mode
+        """Set up without an engine."""
         self.draft = ""
         self.era = 0
-        """Number that changes with the draft and with each cure. Answers of an earlier era are
-        ignored."""
+        """Number that changes with the draft. Answers of an earlier era are ignored."""
         self._observer, self._has_room = observer, has_room
         self.clock = clock
         self._budget = TimeBudget(BUDGET, SAVED_S, clock, SAVED_S)
         self._runner = TrialRunner(self._budget, clock)
         self._record = EarlierRecord(self._runner)
-        self._cures = Cures(reload, self._begin_era, clock)
         self._prefixes: OrderedDict[str, Prefix] = OrderedDict()
         self._all = Prefix()
         self._suspected: dict[str, float] = {}
@@ -141,10 +118,9 @@ class Doctor:
         self._dropped = 0
         """Number of suspicions that found no room."""
         self._arrived = asyncio.Event()
-        self._diagnoses: deque[Diagnosis] = deque(maxlen=DIAGNOSES)
+        self.diagnoses: deque[Diagnosis] = deque(maxlen=DIAGNOSES)
 
-    def attach(self, remedies: Remedies, generate: Generate, info: EngineInfo) -> None:
-        self._cures.attach(remedies)
+    def attach(self, generate: Generate, info: EngineInfo) -> None:
         self._runner.attach(generate, info)
 
     def watch(self, engine: Engine) -> Engine:
@@ -160,11 +136,6 @@ class Doctor:
             self._all = Prefix()
             self._record.clear()
             self._suspected.clear()
-
-    @property
-    def pace(self) -> ClientPace:
-        """The pace of clients' requests, by which trials beside them are charged."""
-        return self._runner.pace
 
     def observe(self, request: EngineRequest, steps: Sequence[DecodeStep]) -> None:
         """Add the decode steps of a finished answer. Answers to images are left out, because the
@@ -253,7 +224,7 @@ class Doctor:
             request for request in self._all.recent.values() if request not in self._record
         ]
         if candidates and self._budget.has_time(SPARE_S) and self._has_room():
-            run = await self._runner.run(candidates[-1], skips_cache=True)
+            (run,) = await self._runner.run((candidates[-1], True))
             if not self._suspected:
                 self._record.add(candidates[-1], run)
 
@@ -264,106 +235,53 @@ class Doctor:
             [*prefix.recent.values()], covers_all=name == ALL
         )
         if has_fallen(cache_trials) or differs_in_text(cache_trials):
-            return await self._treat_cache(name, cache_trials)
+            return self._conclude(name, Cause.CACHE, cache_trials)
         record_trials = await self._record.try_again()
         if has_fallen(record_trials):
-            return await self._treat_weights(name, record_trials)
+            return self._conclude(name, Cause.WEIGHTS, record_trials)
         has_comparison = any(trial.agrees for trial in record_trials)
         cause = Cause.TRAFFIC if has_comparison else Cause.UNKNOWN
-        return self._conclude(
-            name, cause, measure_fall(record_trials), len(cache_trials) + len(record_trials)
-        )
-
-    async def _treat_cache(self, name: str, trials: Sequence[PairedTrial]) -> Diagnosis:
-        requests = {
-            name_prefix(trial.request): trial.request
-            for trial in trials
-            if not trial.agrees or trial.now.steps > trial.other.steps
-        }
-        age_s, treatments = self._cures.engine_age_s, tuple[Treatment, ...]()
-        if self.mode is Mode.CURE:
-            with self._budget.pause():  # the number of cures is limited
-                treatments = await self._cures.treat_cache(
-                    [*requests.values()],
-                    trials,
-                    lambda: self._runner.try_again(trials, skips_cache=False),
-                )
-        fall = measure_fall(trials)
-        return self._conclude(name, Cause.CACHE, fall, len(trials), treatments, age_s)
-
-    async def _treat_weights(self, name: str, trials: Sequence[PairedTrial]) -> Diagnosis:
-        age_s, treatments = self._cures.engine_age_s, tuple[Treatment, ...]()
-        if self.mode is Mode.CURE:
-            with self._budget.pause():
-                treatments = await self._cures.treat_weights(trials, self._record.try_again)
-        fall = measure_fall(trials)
-        return self._conclude(name, Cause.WEIGHTS, fall, len(trials), treatments, age_s)
-
-    def _begin_era(self) -> None:
-        self.era += 1
+        return self._conclude(name, cause, record_trials, len(cache_trials))
 
     def _conclude(
-        self,
-        name: str,
-        cause: Cause,
-        fall: float,
-        trials: int,
-        treatments: tuple[Treatment, ...] = (),
-        age_s: float | None = None,
+        self, name: str, cause: Cause, trials: Sequence[PairedTrial], num_others: int = 0
     ) -> Diagnosis:
+        """Record the diagnosis of ``trials``. ``num_others`` counts further trials before them."""
         prefix = self._prefixes.get(name, self._all)
         diagnosis = Diagnosis(
             at=time.time(),
             draft=self.draft,
             prefix=name,
-            engine_age_s=self._cures.engine_age_s if age_s is None else age_s,
             cause=cause,
-            fall=fall,
-            trials=trials,
+            fall=measure_fall(trials),
+            trials=len(trials) + num_others,
             answers=prefix.history.since,
-            treatments=treatments,
         )
-        is_cured = diagnosis.outcome == "cured"
-        concerns_all = name == ALL or (is_cured and treatments[-1].cure is not Cure.DROP_PREFIX)
-        self._settle(name, relearn=not is_cured, cured_all=is_cured and concerns_all)
-        self._diagnoses.append(diagnosis)
+        self._settle(name)
+        prefix.history = History()
+        self.diagnoses.append(diagnosis)
         self._observer.record_diagnosis(diagnosis)
         log_diagnosis(diagnosis)
         return diagnosis
 
-    def _settle(self, name: str, *, relearn: bool = False, cured_all: bool = False) -> None:
-        """End a suspicion. After a cure the history stays valid; after a change of traffic it does
-        not.
-
-        A finding on one prefix explains the evidence of all prefixes together. A cure of the
-        weights, of the whole cache or of the engine explains the evidence of every prefix.
-        """
+    def _settle(self, name: str) -> None:
+        """End a suspicion. It explains the evidence of all prefixes together."""
         self._suspected.pop(name, None)
         self._suspected.pop(ALL, None)
-        if name == ALL and relearn:
-            self._all.history = History()
-        elif relearn and name in self._prefixes:
-            self._prefixes[name].history = History()
-        for prefix in (self._all, *(self._prefixes.values() if cured_all else ())):
+        for prefix in (self._all, self._prefixes.get(name, self._all)):
             prefix.history.clear_evidence()
-        if cured_all:
-            self._suspected.clear()
-        elif name in self._prefixes:
-            self._prefixes[name].history.clear_evidence()
 
     def describe(self) -> dict[str, Any]:
         """Describe the histories, the suspicions and the last diagnoses for operators."""
         return {
-            "mode": self.mode,
             "draft": self.draft,
-            "engine_age_s": round(self._cures.engine_age_s, 1),
             "engine_share": round(self._budget.share_spent, 6),
             "record": len(self._record),
             "all": _describe(self._all.history),
             "prefixes": {name: _describe(item.history) for name, item in self._prefixes.items()},
             "suspected": [*self._suspected],
             "dropped": self._dropped,
-            "diagnoses": [item.to_json() for item in reversed(self._diagnoses)],
+            "diagnoses": [item.to_json() for item in reversed(self.diagnoses)],
         }
 
 
@@ -391,14 +309,7 @@ class DoctoredEngine(EngineWrapper):
         self._doctor = doctor
 
     async def generate(self, request: EngineRequest, sink: StepSink) -> None:
-        steps = list[DecodeStep]()
-        era, pace = self._doctor.era, self._doctor.pace
-
-        def keep(step: Step) -> None:
-            pace.count_steps(len(step.decode))
-            steps.extend(step.decode)
-
-        with pace.count_request():
-            await self._engine.generate(request, SinkTap(sink, keep))
+        steps, era = list[DecodeStep](), self._doctor.era
+        await self._engine.generate(request, SinkTap(sink, lambda step: steps.extend(step.decode)))
         if era == self._doctor.era:
             self._doctor.observe(request, steps)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Diagnoses(MetricGroup):
-    """Metrics of the causes of fallen acceptance and their treatment; absent without ``--doctor``.
+    """Metrics of the causes of fallen acceptance; absent without ``--doctor``.
 
     ``sum by (cause) (increase(eaglegate_diagnoses_total[1d]))``
     """
@@ -21,21 +21,13 @@ class Diagnoses(MetricGroup):
         self._diagnoses = self.counter(
             "diagnoses",
             "Suspicions of fallen acceptance that trials settled, by cause (cached blocks, draft "
-            "weights, traffic, unknown) and outcome (cured, not cured, not treated, nothing done)",
+            "weights, traffic, unknown) and outcome (not treated for the first two, nothing done)",
             ("draft", "cause", "outcome"),
-        )
-        self._cures = self.counter(
-            "cures",
-            "Cures that the doctor applied (drop prefix, drop prefix cache, reload draft, restart "
-            "engine), and whether acceptance came back to within 2 %",
-            ("cure", "cured"),
         )
         self.on(DraftForgotten, lambda fact: self._diagnoses.remove(draft=fact.draft))
 
     def count(self, diagnosis: Diagnosis) -> None:
         self._diagnoses(diagnosis.draft, diagnosis.cause.value, diagnosis.outcome).inc()
-        for treatment in diagnosis.treatments:
-            self._cures(treatment.cure.value, "true" if treatment.cured else "false").inc()
 
 
 GROUPS: tuple[type[MetricGroup], ...] = (Diagnoses,)

@@ -1,4 +1,4 @@
-"""Operator endpoint /admin/doctor: causes of drops in acceptance, and the effect of each cure."""
+"""Operator endpoint /admin/doctor: causes of drops in acceptance."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.get("")
     async def doctor() -> dict[str, Any]:
-        """Return the histories of acceptance, the suspicions, and the last diagnoses with their
-        cures.
-        """
+        """Return the histories of acceptance, the suspicions, and the last diagnoses."""
         feature: DoctorFeature | None = gateway.features.get("doctor")
         if feature is None:
             raise Conflict(
-                "There is no doctor. Start the gateway with --doctor watch or --doctor cure.",
+                "There is no doctor. Start the gateway with --doctor watch.",
                 code="no_doctor",
             )
         return feature.doctor.describe()

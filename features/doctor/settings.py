@@ -17,12 +17,11 @@ class DoctorSettings(FeatureSettings):
 
     NAME: ClassVar = "doctor"
     FEATURE: ClassVar = "eaglegate.features.doctor.feature:DoctorFeature"
-    tracks_prefixes: ClassVar = True
     DOCTOR: ClassVar = Heading("Acceptance doctor")
     doctor: str = setting(
         OFF,
-        "diagnose drops in acceptance (watch), and also drop cached blocks, reload the draft or "
-        "restart the engine if that helps (cure)",
+        "diagnose drops in acceptance (watch); cure is a former name of watch, which 0.4.0 will "
+        "not accept",
         choices=(OFF, "watch", "cure"),
     )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
 from msgspec import structs
@@ -14,7 +14,6 @@ from msgspec import structs
 from eaglegate.engine.speculation.time_budget import TimeBudget
 from eaglegate.engine.steps import Generate, read_steps
 from eaglegate.engine.types import LAST_PRIORITY, EngineInfo, EngineRequest, Sampling
-from eaglegate.features.doctor.pace import ClientPace
 from eaglegate.features.doctor.trials import PairedTrial, TrialRun, is_open
 
 TRIAL_TOKENS = 48
@@ -23,13 +22,10 @@ AT_ONCE = 2
 
 
 class TrialRunner:
-    """Runner of trials that charges their share of the engine's time to ``budget``."""
+    """Runner of trials that charges their time to ``budget``."""
 
     def __init__(self, budget: TimeBudget, clock: Callable[[], float]) -> None:
         self._budget, self._clock = budget, clock
-        self.pace = ClientPace(clock)
-        self._trial_s = 0.0
-        """Time of all runs so far, in request-seconds."""
         self._generate: Generate | None = None
         self._depth = self._context = 0
 
@@ -37,26 +33,21 @@ class TrialRunner:
         self._generate = generate
         self._depth, self._context = info.speculation.depth, info.max_model_len
 
-    async def run(self, request: EngineRequest, *, skips_cache: bool) -> TrialRun:
-        """Run a request, without the prefix cache if ``skips_cache``. Raises EngineError."""
-        with self._charge():
-            return await self._run(request, skips_cache=skips_cache)
-
-    @contextmanager
-    def _charge(self) -> Iterator[None]:
-        """Charge the trials' share of the time in the context."""
-        start, ran_s = self._clock(), self._trial_s
-        self.pace.begin_trials()
+    async def run(self, *runs: tuple[EngineRequest, bool]) -> list[TrialRun]:
+        """Run requests at the same time, each without the prefix cache if its flag says so. Raises
+        EngineError."""
+        start = self._clock()
         try:
-            yield
+            return await asyncio.gather(
+                *(self._run(request, skips_cache=skips_cache) for request, skips_cache in runs)
+            )
         finally:
-            share = self.pace.end_trials(self._trial_s - ran_s)
-            self._budget.spend((self._clock() - start) * share)
+            self._budget.spend(self._clock() - start)
 
     async def _run(self, request: EngineRequest, *, skips_cache: bool) -> TrialRun:
         assert self._generate is not None
         name = f"doctor-{uuid.uuid4().hex}"
-        text, steps, start = list[int](), 0, self._clock()
+        text, steps = list[int](), 0
         trial_request = EngineRequest(
             name,
             request.prompt,
@@ -69,13 +60,10 @@ class TrialRunner:
             cache_salt=name if skips_cache else request.cache_salt,
             adapter=request.adapter,
         )
-        try:
-            async with aclosing(read_steps(self._generate, trial_request)) as run_steps:
-                async for step in run_steps:
-                    text += step.token_ids
-                    steps += len(step.decode)
-        finally:
-            self._trial_s += self._clock() - start
+        async with aclosing(read_steps(self._generate, trial_request)) as run_steps:
+            async for step in run_steps:
+                text += step.token_ids
+                steps += len(step.decode)
         return TrialRun(tuple(text), steps)
 
     async def try_cached(
@@ -89,30 +77,13 @@ class TrialRunner:
         """
         queue, trials = deque(requests), list[PairedTrial]()
         while queue and (is_open(trials) or (covers_all and len(trials) < len(requests))):
-            trial = await self._compare(queue.popleft())
+            request = queue.popleft()
+            trial = PairedTrial(request, *await self.run((request, False), (request, True)))
             trials.append(trial)
             prompt = trial.request.prompt + trial.now.tokens
             if trial.agrees and len(prompt) + TRIAL_TOKENS < self._context:
                 queue.append(structs.replace(trial.request, prompt=prompt))
         return trials
-
-    async def _compare(self, request: EngineRequest) -> PairedTrial:
-        with self._charge():
-            runs = self._run(request, skips_cache=False), self._run(request, skips_cache=True)
-            return PairedTrial(request, *await asyncio.gather(*runs))
-
-    async def try_again(
-        self, trials: Sequence[PairedTrial], *, skips_cache: bool
-    ) -> list[PairedTrial]:
-        """Run the texts again, without the prefix cache if ``skips_cache``."""
-        room = asyncio.Semaphore(AT_ONCE)
-
-        async def run(trial: PairedTrial) -> PairedTrial:
-            async with room:
-                return replace(trial, now=await self._run(trial.request, skips_cache=skips_cache))
-
-        with self._charge():
-            return await asyncio.gather(*map(run, trials))
 
 
 class EarlierRecord:
@@ -139,5 +110,6 @@ class EarlierRecord:
         queue, trials = deque(self._runs.values()), list[PairedTrial]()
         while queue and is_open(trials):
             batch = [queue.popleft() for _ in range(min(AT_ONCE, len(queue)))]
-            trials += await self._runner.try_again(batch, skips_cache=True)
+            runs = await self._runner.run(*((trial.request, True) for trial in batch))
+            trials += [replace(trial, now=run) for trial, run in zip(batch, runs, strict=True)]
         return trials

@@ -23,8 +23,6 @@ ENOUGH = 8
 """Number of texts after which a fall below ``LEAST_FALL`` counts as none."""
 MOST = 24
 """Number of texts after which a fall that may be chance counts as none."""
-CURED = 0.02
-"""Relative fall that may remain after a cure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +87,6 @@ def is_open(trials: Sequence[PairedTrial]) -> bool:
     if len(trials) >= MOST or has_fallen(trials):
         return False
     return len(trials) < ENOUGH or measure_fall(trials) >= LEAST_FALL
-
-
-def is_cured(trials: Sequence[PairedTrial]) -> bool:
-    """Return True if the remaining fall is at most ``CURED``, or may be chance."""
-    if differs_in_text(trials):
-        return False
-    differences, fall = _count_more(trials), measure_fall(trials)
-    return fall <= CURED or (fall < LEAST_FALL and measure_chance(differences) > CHANCE)
 
 
 def differs_in_text(trials: Sequence[PairedTrial]) -> bool:

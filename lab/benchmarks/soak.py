@@ -41,7 +41,7 @@ MOST_ALIKE = 0.9
 """Largest correlation of neighbouring blocks for which an interval is widened."""
 Z = statistics.NormalDist().inv_cdf(0.975)
 FLAGS = (*ADMIN, f"--workloads={soak.LEFT}")
-WATCHED = ("--audit-share=0.05", "--doctor=cure")
+WATCHED = ("--audit-share=0.05", "--doctor=watch")
 BEHIND = ("--served-model-name=demo", "--tool-call-parser=hermes", "--reasoning-parser=qwen3")
 SERVER = "vllm.entrypoints.openai.api_server"
 SEPARATE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}

@@ -390,7 +390,7 @@ class ByDraft(SliceCounters):
         super().declare()
         self._swaps = self.counter(
             "draft_swaps",
-            "Changes of the serving draft: swap, trial, rollback, reload, restart",
+            "Changes of the serving draft: swap, trial, rollback, restart",
             ("kind",),
         )
         self._pause = self.counter(

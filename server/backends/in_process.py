@@ -49,7 +49,6 @@ class InProcessBackend:
         self._echo = _choose_echo(settings)
         self._planning = "auto" if settings.depth == "auto" else "off"
         self._timing_s = settings.step_timing_s
-        self._tracks_prefixes = any(feature.tracks_prefixes for feature in line.features)
         interval_ms = settings.stream_interval_ms
         self._stream_interval_s = None if interval_ms is None else interval_ms / 1000
         self._arguments = arguments = read_engine_arguments(
@@ -138,7 +137,6 @@ class InProcessBackend:
             self._stream_interval_s,
             self._costs,
             self._timing_s,
-            self._tracks_prefixes,
         )
 
     def describe(self, info: EngineInfo) -> EngineInfo:

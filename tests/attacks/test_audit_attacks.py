@@ -22,7 +22,7 @@ from eaglegate.engine.types import EngineRequest, Step
 from eaglegate.features.audit.auditor import Auditor
 from eaglegate.features.audit.holds import AuditHolds
 from eaglegate.features.audit.records import write_nothing
-from eaglegate.features.doctor.doctor import Doctor, Mode
+from eaglegate.features.doctor.doctor import Doctor
 from eaglegate.text.events import FinishReason
 from tests.features.audit.test_auditor import Notes as AuditNotes
 from tests.features.audit.test_grammar_judge import BEHIND_ANOTHER, DOUBLING, PLACES
@@ -54,17 +54,8 @@ class Notes(AuditNotes):
         return len(self.records) + len(self.drops)
 
 
-class Remedies:
-    age_s = 1.0
-
-    async def drop_prefix(self, _: EngineRequest | None) -> int:
-        return 0
-
-    async def restart(self, _: str) -> None: ...
-
-
 class WatchedLab(Lab):
-    """A gateway with ``--audit-share 1 --doctor cure`` on the scripted engine."""
+    """A gateway with ``--audit-share 1 --doctor watch`` on the scripted engine."""
 
     def __init__(self) -> None:
         super().__init__(engine=ScoringEngine(), reasoning_parser=None)
@@ -72,11 +63,11 @@ class WatchedLab(Lab):
         self.auditor = Auditor(
             1.0, AuditHolds(), self.notes, self.renderer.decode, lambda: True, write_nothing
         )
-        self.doctor = Doctor(Mode.CURE, self.notes, lambda: True)
+        self.doctor = Doctor(self.notes, lambda: True)
         for part in (self.auditor, self.doctor):
             part.change_draft(DRAFT)
         self.auditor.attach(self.engine, self.engine.generate, pipeline.info)
-        self.doctor.attach(Remedies(), self.engine.generate, pipeline.info)
+        self.doctor.attach(self.engine.generate, pipeline.info)
         watched = self.auditor.watch(self.doctor.watch(self.engine), lambda: True)
         policy = SpeculationPolicy(holds=self.auditor.holds)
         self.gateway.open(replace(pipeline, engine=watched, policy=policy))

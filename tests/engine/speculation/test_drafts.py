@@ -17,7 +17,6 @@ from eaglegate.engine.speculation.draft_versions import SwapsDrafts
 from eaglegate.engine.speculation.drafts import DraftPlan, DraftStore, fingerprint_draft
 from eaglegate.engine.speculation.inspection.checkpoint import open_checkpoint
 from eaglegate.engine.speculation.swap import DraftManager
-from eaglegate.engine.types import EngineRequest
 
 DEMO = Path(__file__).parents[3] / "engine" / "demo"
 SPECULATION = {
@@ -56,8 +55,7 @@ class Loader(Engine, SwapsDrafts, DropsBlocks):
         self.gate: asyncio.Event | None = None
         self.drops = 0
 
-    async def drop_prefix(self, request: EngineRequest | None) -> int:
-        assert request is None
+    async def drop_blocks(self) -> int:
         self.drops += 1
         return 20
 

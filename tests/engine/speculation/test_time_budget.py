@@ -22,15 +22,6 @@ def test_work_is_paid_from_a_share_of_the_time_and_from_what_was_saved() -> None
     assert budget.share_spent == 8.0 / 1000.0
 
 
-def test_work_in_a_pause_is_counted_and_costs_nothing() -> None:
-    budget = TimeBudget(0.1, 5.0, lambda: 10.0, 1.0)
-    with budget.pause():
-        budget.spend(100.0)
-    assert budget.has_time()
-    budget.spend(1.0)
-    assert not budget.has_time()
-
-
 def test_some_work_leaves_seconds_for_other_work() -> None:
     budget = TimeBudget(0.1, 5.0, lambda: 10.0, 5.0)
     assert budget.has_time(3.0)

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from vllm.config import set_current_vllm_config
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
@@ -34,25 +32,9 @@ class PoisonedWorker(DepthWorker):
     """Importing it is what matters."""
 
 
-class OffsetRotary(nn.Module):
-    """A rotary embedding whose positions are off."""
-
-    def __init__(self, inner: nn.Module, offset: int) -> None:
-        super().__init__()
-        self.inner, self.offset = inner, offset
-
-    def forward(self, positions: torch.Tensor, *given: Any) -> Any:
-        return self.inner(positions + self.offset, *given)
-
-
-def find_hot_blocks(scheduler: Any, everywhere: bool = False) -> list[int]:
-    """The cached blocks of the prefix that most blocks go back to; ``everywhere``: of all."""
-    cached = {b.block_id for b in scheduler.kv_cache_manager.block_pool.blocks if b.block_hash}
-    if everywhere:
-        return sorted(cached)
-    roots = scheduler.prefixes._roots
-    (hot, _), *_ = Counter(roots[block] for block in cached if block in roots).most_common(1)
-    return sorted(block for block in cached if roots.get(block) == hot)
+def list_cached_blocks(scheduler: Any) -> list[int]:
+    blocks = scheduler.kv_cache_manager.block_pool.blocks
+    return sorted(block.block_id for block in blocks if block.block_hash)
 
 
 def list_draft_caches(runner: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -69,37 +51,15 @@ def list_draft_caches(runner: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]
         yield keys, values
 
 
-def write_noise(scheduler: Any, runner: Any, scale: float, everywhere: bool = False) -> int:
-    """Keys and values of another draft under the hot prefix, or under all."""
+def write_noise(scheduler: Any, runner: Any, scale: float) -> int:
+    """Keys and values of another draft in all cached blocks."""
     draws = torch.Generator().manual_seed(5)
-    blocks = find_hot_blocks(scheduler, everywhere)
+    blocks = list_cached_blocks(scheduler)
     for cache in list_draft_caches(runner):
         for part in cache:
             for block in blocks:
                 spread = part[block].std() * scale
                 part[block] = torch.randn(part[block].shape, generator=draws) * spread
-    return len(blocks)
-
-
-def write_holes(scheduler: Any, runner: Any) -> int:
-    """The hot prefix as a draft leaves it that never ran over it: in fresh blocks of zeros."""
-    blocks = find_hot_blocks(scheduler)
-    for cache in list_draft_caches(runner):
-        for part in cache:
-            part[blocks] = 0.0
-    return len(blocks)
-
-
-def offset_rotary(scheduler: Any, runner: Any, offset: int) -> int:
-    """Write the hot prefix anew with positions that are off; 0 ends it."""
-    blocks = find_hot_blocks(scheduler) if offset else []
-    scheduler.kv_cache_manager.block_pool.evict_blocks(set(blocks))
-    for layer in runner.get_draft_model().model.layers:
-        attention = layer.self_attn
-        if isinstance(attention.rotary_emb, OffsetRotary):
-            attention.rotary_emb = attention.rotary_emb.inner
-        if offset:
-            attention.rotary_emb = OffsetRotary(attention.rotary_emb, offset)
     return len(blocks)
 
 
@@ -111,15 +71,9 @@ def load_weights(_: Any, runner: Any, folder: str, running: str) -> int:
     return len(weights)
 
 
-def bend_draft(_: Any, runner: Any) -> int:
-    """Negate what the draft's last layer returns: a fault of neither blocks nor weights."""
-    layer = runner.get_draft_model().model.layers[-1]
-    layer.register_forward_hook(lambda _, __, given: (-given[0], *given[1:]))
-    return 1
-
-
 POISONS: dict[str, Callable[..., int]] = {
-    one.__name__: one for one in (write_noise, write_holes, offset_rotary, load_weights, bend_draft)
+    "write_noise": write_noise,
+    "load_weights": load_weights,
 }
 
 

@@ -1,4 +1,4 @@
-"""The doctor on a served gateway: poisons in the draft of a real engine, found and cured.
+"""The doctor on a served gateway: poisons in the draft of a real engine, found.
 
 Clean traffic gives the doctor its history. Then a poison goes into the engine process
 (``poisons.py``) while streams run. The doctor has 200 requests to find it.
@@ -36,7 +36,7 @@ WORKER = "tests.engine.vllm_backend.poisons.PoisonedWorker"
 SERVE = (
     *ADMIN,
     "--dtype=float32",
-    "--doctor=cure",
+    "--doctor=watch",
     "--depth=3",
     "--trust-request-chat-template",
     f"--worker-extension-cls={WORKER}",
@@ -46,7 +46,7 @@ SERVE = (
 FLAGS = os.environ.get("DOCTOR_FLAGS", "").split()
 """More flags of both gateways, such as ``--dtype=bfloat16 --depth=auto``."""
 CLEAN_REQUESTS = int(os.environ.get("CLEAN_REQUESTS", "200"))
-"""Clean requests in which nothing may be done."""
+"""Clean requests in which no fault may be found."""
 CLEAN_AT_ONCE = 12
 WARM = LEARN + 2 if SECOND_RUNNER else 60
 """Clean answers before the first poison."""
@@ -65,8 +65,6 @@ RULES = " ".join(
     )
 )
 """The hot prefix: five cached blocks of 128 tokens."""
-ADVICE = RULES.replace("Rule", "Advice")
-"""Another one."""
 QUESTIONS = [
     ask.format(thing)
     for ask in ("Tell me a story about a {}.", "Explain a {}.", "Count to {}.", "What is a {}?")
@@ -88,8 +86,6 @@ class Patient:
     gateway: RunningGateway
     command: Path
     template: str | None = None
-    prefixes: tuple[str, ...] = (RULES,)
-    """System prompts that requests take in turns."""
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
@@ -101,10 +97,7 @@ class Patient:
         body = {
             "model": "demo",
             "messages": [
-                {
-                    "role": "system",
-                    "content": system or self.prefixes[number % len(self.prefixes)],
-                },
+                {"role": "system", "content": system or RULES},
                 {"role": "user", "content": question},
             ],
             "temperature": 0,
@@ -231,72 +224,26 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
     yield from serve(folder, f"--speculative-config={json.dumps(draft)}")
 
 
-def check_cured(patient: Patient, poison: Callable[[], None], cause: str, cures: list[str]) -> None:
+def check_found(patient: Patient, poison: Callable[[], None], cause: str) -> None:
     patient.wait_unsuspected()
     before, texts = patient.measure()
     with Streams(patient):
         poison()
         found, asked = patient.serve_until_diagnosed()
         after, again = patient.measure()
-        took_s = time.time() - found["at"]
-    print(f"{cause}: {before:.3f} -> {after:.3f}, {took_s:.1f} s after the cure; {asked} requests")
+    print(f"{cause}: {before:.3f} -> {after:.3f}; {asked} requests")
     print(found)
-    assert (found["cause"], found["outcome"]) == (cause, "cured")
-    assert [one["cure"] for one in found["treatments"]] == cures
+    assert (found["cause"], found["outcome"]) == (cause, "not treated")
     assert again == texts
-    assert after >= 0.98 * before
-    assert SECOND_RUNNER or took_s < 30
 
 
 @pytest.mark.gpu_path
-def test_another_drafts_keys_and_values_under_a_hot_prefix(twin: Patient) -> None:
-    check_cured(
-        twin, lambda: twin.poison("write_noise", scale=1.0), "cached blocks", ["drop prefix"]
-    )
-
-
-def test_a_wrong_rotary_offset_in_cached_blocks(twin: Patient) -> None:
-    def poison() -> None:
-        twin.poison("offset_rotary", offset=64)
-        twin.ask(1)
-        twin.poison("offset_rotary", offset=0)
-
-    check_cured(twin, poison, "cached blocks", ["drop prefix"])
-
-
-def test_holes_that_depth_0_left(twin: Patient) -> None:
-    """The smallest fall: about 12 % of the acceptance length."""
-    check_cured(twin, lambda: twin.poison("write_holes"), "cached blocks", ["drop prefix"])
-
-
-def test_two_hot_prefixes_at_fault_at_once(twin: Patient) -> None:
-    twin.prefixes = (ADVICE,)
-    try:
-        twin.ask_many(LEARN)
-        twin.prefixes = RULES, ADVICE
-        twin.wait_unsuspected()
-        before, texts = twin.measure()
-        known, asked, after = len(twin.describe()["diagnoses"]), 0, 0.0
-        with Streams(twin):
-            twin.poison("write_noise", scale=1.0, everywhere=True)
-            while after < 0.98 * before and asked < MOST:
-                asked += twin.serve_until_diagnosed()[1]
-                after, again = twin.measure()
-    finally:
-        twin.prefixes = (RULES,)
-    found = twin.describe()["diagnoses"]
-    found = found[: len(found) - known]
-    print(f"two prefixes: {before:.3f} -> {after:.3f}; {asked} requests")
-    print(found)
-    assert {(one["cause"], one["outcome"]) for one in found} == {("cached blocks", "cured")}
-    cures = {cure["cure"] for one in found for cure in one["treatments"]}
-    assert cures <= {"drop prefix", "drop prefix cache"}, "the latter after three other faults"
-    assert again == texts
-    assert after >= 0.98 * before
+def test_another_drafts_keys_and_values_in_cached_blocks(twin: Patient) -> None:
+    check_found(twin, lambda: twin.poison("write_noise", scale=1.0), "cached blocks")
 
 
 @pytest.mark.timeout(600 + CLEAN_REQUESTS)
-def test_clean_traffic_meets_no_action(demo: Patient) -> None:
+def test_clean_traffic_has_no_fault(demo: Patient) -> None:
     """Of prefixes that stay and prefixes that come and go, in a mix that changes all the time."""
     draws, began = random.Random(f"{FLAGS} {CLEAN_REQUESTS}"), time.monotonic()
     mix = (RULES,)
@@ -314,29 +261,11 @@ def test_clean_traffic_meets_no_action(demo: Patient) -> None:
     causes = [one["cause"] for one in found["diagnoses"]]
     took_s = time.monotonic() - began
     print(f"{40 * (turn + 1)} clean answers in {took_s:.0f} s:", causes, found["engine_share"])
-    assert not any(one["treatments"] for one in found["diagnoses"])
     assert {*causes} <= {"traffic"}
-
-
-def test_half_of_the_weights_from_another_file(demo: Patient, tmp_path: Path) -> None:
-    numbers = itertools.count()
-    mixed = change_weights(tmp_path / "mixed", lambda _, one: -one if next(numbers) % 2 else one)
-    check_cured(
-        demo,
-        lambda: demo.poison("load_weights", folder=str(mixed), running=str(EAGLE31)),
-        "draft weights",
-        ["reload draft"],
-    )
-
-
-def test_a_fault_that_only_another_engine_process_ends(demo: Patient) -> None:
-    cures = ["reload draft", "restart engine"]
-    check_cured(demo, lambda: demo.poison("bend_draft"), "draft weights", cures)
 
 
 def test_a_changed_template_is_traffic(demo: Patient) -> None:
     before, _ = demo.measure()
-    known = demo.describe()["diagnoses"]
     demo.template = OTHER_TEMPLATE
     try:
         after, _ = demo.measure()
@@ -346,5 +275,13 @@ def test_a_changed_template_is_traffic(demo: Patient) -> None:
         demo.template = None
     print(asked, found)
     assert (found["cause"], found["outcome"]) == ("traffic", "nothing done")
-    new = demo.describe()["diagnoses"]
-    assert not any(one["treatments"] for one in new[: len(new) - len(known)])
+
+
+def test_half_of_the_weights_from_another_file(demo: Patient, tmp_path: Path) -> None:
+    numbers = itertools.count()
+    mixed = change_weights(tmp_path / "mixed", lambda _, one: -one if next(numbers) % 2 else one)
+    check_found(
+        demo,
+        lambda: demo.poison("load_weights", folder=str(mixed), running=str(EAGLE31)),
+        "draft weights",
+    )

@@ -360,37 +360,3 @@ def test_ended_requests_are_forgotten() -> None:
     world.run()
     assert world.scheduler._shareable_tokens == {}
     assert world.scheduler._verify_counts == {}
-
-
-def test_the_prefix_of_cached_blocks_is_noted_where_cures_are_asked_for() -> None:
-    pretence = Pretence()
-    pretence.add("a", prompt=[*range(70)])
-    pretence.run()
-    assert not pretence.scheduler.prefixes._roots
-    pretence.scheduler.prefixes.active = True
-    first = pretence.add("b", prompt=[*range(70)])
-    second = pretence.add("c", prompt=[*range(500, 570)])
-    pretence.run()
-    prefixes = pretence.scheduler.prefixes
-    roots = [prefixes.list_blocks(one.block_hashes[0]) for one in (first, second)]
-    assert all(roots)
-    assert not roots[0] & roots[1]
-    assert roots[0] | roots[1] == prefixes._roots.keys()
-
-
-def test_blocks_after_a_preemption_are_known_by_their_prefix() -> None:
-    """Those that cures drop: a preempted request computes its prompt again, in other blocks."""
-    pretence = Pretence()
-    core = pretence.scheduler
-    core.prefixes.active = True
-    request = pretence.add("a", prompt=[*range(10, 10 + 3 * BLOCK)])
-    for _ in range(2):
-        pretence.step()
-    pretence.add("other", prompt=[*range(500, 500 + 2 * BLOCK)])
-    core.reset_prefix_cache(reset_running_requests=True)
-    for _ in range(4):
-        pretence.step()
-    (blocks,) = core.kv_cache_manager.coordinator.get_blocks("a")
-    cached = {block.block_id for block in blocks if block.block_hash is not None}
-    assert len(cached) >= 3
-    assert cached <= core.prefixes.list_blocks(request.block_hashes[0])

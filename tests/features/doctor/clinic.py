@@ -15,7 +15,7 @@ from eaglegate.engine.types import (
     StepSink,
 )
 from eaglegate.features.doctor.diagnosis import Diagnosis
-from eaglegate.features.doctor.doctor import Doctor, Mode, name_prefix
+from eaglegate.features.doctor.doctor import Doctor, name_prefix
 from eaglegate.features.doctor.suspicion import LEARN
 
 K = 5
@@ -33,13 +33,10 @@ class Clinic:
         """Acceptance of all prompts alike."""
         self.cached = 0.6
         """Factor on acceptance from bad blocks."""
-        self.cured_by_reload = self.cured_by_restart = True
         self.hard_traffic = 1.0
-        self.done: list[str] = []
         self.diagnoses: list[Diagnosis] = []
         self.requests: list[EngineRequest] = []
         self.random = random.Random(5)
-        self.age_s = 0.0
 
     def rate(self, request: EngineRequest) -> float:
         known = self.known or 0.55 + random.Random(hash(request.prompt)).random() * 0.3
@@ -64,26 +61,6 @@ class Clinic:
         tokens = tuple(range(request.sampling.max_tokens))
         sink.push(Step(tokens, decode=tuple(steps)))
 
-    async def drop_prefix(self, request: EngineRequest | None) -> int:
-        self.done.append("drop all" if request is None else f"drop {name_prefix(request)}")
-        if request is None:
-            self.bad_prefixes.clear()
-        else:
-            self.bad_prefixes.discard(name_prefix(request))
-        return 1
-
-    async def restart(self, reason: str) -> None:
-        assert "doctor" in reason
-        self.done.append("restart")
-        if self.cured_by_restart:
-            self.weights = 1.0
-            self.bad_prefixes.clear()
-
-    async def reload(self) -> None:
-        self.done.append("reload")
-        if self.cured_by_reload:
-            self.weights = 1.0
-
     def record_diagnosis(self, diagnosis: Diagnosis) -> None:
         self.diagnoses.append(diagnosis)
 
@@ -96,11 +73,11 @@ class Clinic:
 INFO = EngineInfo("m", 1024, 100, SpeculationInfo("eagle3", K))
 
 
-def make(mode: Mode = Mode.CURE) -> tuple[Clinic, Doctor]:
+def make() -> tuple[Clinic, Doctor]:
     clinic = Clinic()
-    doctor = Doctor(mode, clinic, lambda: True, clinic.reload)
+    doctor = Doctor(clinic, lambda: True)
     doctor.change_draft(DraftVersion("abc", "", ""))
-    doctor.attach(clinic, clinic.generate, INFO)
+    doctor.attach(clinic.generate, INFO)
     return clinic, doctor
 
 
@@ -123,10 +100,10 @@ async def warm(clinic: Clinic, doctor: Doctor) -> None:
     clinic.diagnoses.clear()
 
 
-async def serve_until_acted(clinic: Clinic, doctor: Doctor, answers: int = 200) -> int:
+async def serve_until_found(clinic: Clinic, doctor: Doctor, answers: int = 200) -> int:
     used = 0
     while used < answers:
         used += await serve(clinic, doctor, answers - used)
-        if clinic.done or (clinic.diagnoses and clinic.diagnoses[-1].fall > 0.04):
+        if clinic.diagnoses and clinic.diagnoses[-1].fall > 0.04:
             return used
     raise AssertionError("nothing was found")
