@@ -3,11 +3,9 @@
 A flag's name, type, default and help follow from the field, and so do its environment name and its
 key in the file (``eaglegate.server.cli.command_line``).
 
-``FLAGS`` are flags of ``vllm serve``'s own HTTP front end that are not settings of this gateway.
-Each flag is accepted with a notice that says why it has no effect, or refused at startup if
-ignoring it would change what clients get or who may do what. vLLM's engine flags are not among
-them. Flags that share a name and a meaning with a setting are in ``server.settings``. A test
-compares this table with vLLM's own parser.
+The flags of ``vllm serve``'s own HTTP front end that are not settings of this gateway are accepted
+with a notice, or refused at startup if ignoring them would change what clients get or who may do
+what. A test compares them with vLLM's own parser.
 """
 
 from __future__ import annotations
@@ -16,8 +14,8 @@ import argparse
 import math
 import re
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, field, fields
 from typing import Any
 
 import orjson
@@ -193,153 +191,81 @@ def read_into(kind: type[Kind], namespace: argparse.Namespace) -> Kind:
     return kind(**values)
 
 
-SWITCH = "switch"
-MANY = "many"
-ONE = "one"
-
-
-@dataclass(frozen=True, slots=True)
-class FrontEndFlag:
-    """A flag of vLLM's front end. Values in ``harmless`` request nothing, so they have no
-    consequences.
-    """
-
-    name: str
-    why: str
-    takes: str = ONE
-    refused: bool = False
-    honoured: bool = False
-    """True if the flag has an effect although no setting has its name."""
-    harmless: Collection[Any] = ()
-    short: tuple[str, ...] = ()
-
-    @property
-    def kind(self) -> str:
-        return "honoured" if self.honoured else "refused" if self.refused else "no effect"
-
-    def has_effect(self, value: Any) -> bool:
-        return (
-            not self.honoured
-            and value is not None
-            and value is not False
-            and value not in self.harmless
-        )
-
-
-def ignore(name: str, reason: str, takes: str = ONE, **options: Any) -> FrontEndFlag:
-    return FrontEndFlag(name, reason, takes, **options)
-
-
-def refuse(name: str, reason: str, takes: str = ONE, **options: Any) -> FrontEndFlag:
-    return FrontEndFlag(name, reason, takes, refused=True, **options)
-
-
-ONE_PROCESS = "one process serves; put a gateway with --upstream in front of several"
-NO_SUPERVISOR = "there is no data-parallel supervisor here"
-OWN_LOG = "--log-level selects what is logged"
-NO_PROMPTS = "prompts and completions are not logged"
-NO_PAGES = "there are no documentation pages; /openapi.json describes the API"
-NO_COHERE = "there are no Cohere endpoints here"
-TOKENS = "vLLM's token endpoints are not served here; run `vllm serve` for workers"
-STAMP = "answers carry no system_fingerprint"
-LIMITS = "requests are bounded by --max-body-bytes and the server's own limits on headers"
-LORA = "adapters are models of their own names (in process; with --upstream they are the workers')"
-
-FLAGS = (
-    refuse("headless", "run `vllm serve --headless` on the other hosts", SWITCH),
-    ignore("api_server_count", ONE_PROCESS, harmless=("1",), short=("-asc",)),
-    refuse("grpc", "there is no gRPC server here", SWITCH),
-    ignore("grpc_port", "there is no gRPC server here"),
-    FrontEndFlag("lora_modules", LORA, MANY, honoured=True),
-    ignore("trust_request_mm_kwargs", "this is a text engine", SWITCH),
-    refuse("response_role", "answers have the role assistant", harmless=("assistant",)),
-    refuse("return_tokens_as_token_ids", "clients request it with the field of that name", SWITCH),
-    ignore(
-        "exclude_tools_when_tool_choice_none",
-        "tools are left out of the prompt whenever tool_choice is none",
-        SWITCH,
-    ),
-    refuse(
-        "tool_parser_plugin",
-        "parsers are the gateway's own, as docs/parsers.md lists them",
-        harmless=("",),
-    ),
-    refuse(
-        "tool_strict_level",
-        "a request's own `strict` and tool_choice decide what a grammar enforces",
-        harmless=("auto",),
-    ),
-    refuse("tool_server", "there are no hosted tools here"),
-    ignore("max_log_len", NO_PROMPTS),
-    ignore("enable_log_outputs", NO_PROMPTS, SWITCH),
-    ignore("enable_log_deltas", NO_PROMPTS, SWITCH),
-    ignore("enable_prompt_tokens_details", "usage always has prompt_tokens_details", SWITCH),
-    ignore("enable_per_request_metrics", "answers with one choice have timings", SWITCH),
-    ignore("enable_server_load_tracking", "/load and /metrics always show it", SWITCH),
-    refuse(
-        "enable_force_include_usage",
-        "a stream has usage if the client sets stream_options.include_usage",
-        SWITCH,
-    ),
-    ignore("sse_keep_alive_interval", "--keep-alive-s sets it, 15 s by default", harmless=("0",)),
-    ignore("cohere_is_reasoning_model", NO_COHERE, SWITCH),
-    ignore("cohere_format", NO_COHERE),
-    ignore(
-        "anthropic_disabled_thinking_effort",
-        "thinking of type disabled turns off the template's thinking",
-        harmless=("auto",),
-    ),
-    ignore("log_error_stack", "errors of the gateway are always logged with their stack", SWITCH),
-    refuse("tokens_only", TOKENS, SWITCH),
-    refuse("enable_scale_out", TOKENS, SWITCH),
-    ignore("fingerprint_mode", STAMP, harmless=("none",)),
-    ignore("fingerprint_value", STAMP),
-    ignore("data_parallel_supervisor_port", NO_SUPERVISOR),
-    ignore("dp_supervisor_probe_interval_s", NO_SUPERVISOR),
-    ignore("dp_supervisor_probe_timeout_s", NO_SUPERVISOR),
-    ignore("dp_supervisor_probe_failure_threshold", NO_SUPERVISOR),
-    refuse("uds", "the gateway listens on --host and --port"),
-    ignore("uvicorn_log_level", OWN_LOG),
-    ignore("disable_uvicorn_access_log", OWN_LOG, SWITCH),
-    ignore("disable_access_log_for_endpoints", OWN_LOG),
-    refuse("enable_ssl_refresh", "restart the gateway to read a new certificate", SWITCH),
-    refuse(
-        "ssl_cert_reqs",
-        "--ssl-ca-certs alone requires a certificate from every client",
-        harmless=("0",),
-    ),
-    refuse("middleware", "the gateway loads no third-party code", harmless=("",)),
-    ignore("enable_request_id_headers", "every answer has x-request-id", SWITCH),
-    ignore("disable_fastapi_docs", NO_PAGES, SWITCH),
-    ignore("enable_offline_docs", NO_PAGES, SWITCH),
-    ignore("h11_max_incomplete_event_size", LIMITS),
-    ignore("h11_max_header_count", LIMITS),
-    ignore("enable_flash_late_interaction", "this engine generates; it does not rank", SWITCH),
+REFUSED: Mapping[str, str] = {
+    "headless": "run `vllm serve --headless` on the other hosts",
+    "grpc": "there is no gRPC server here",
+    "response_role": "answers have the role assistant",
+    "return_tokens_as_token_ids": "clients request it with the field of that name",
+    "tool_parser_plugin": "parsers are the gateway's own, as docs/parsers.md lists them",
+    "tool_strict_level": "a request's own `strict` and tool_choice decide what a grammar enforces",
+    "tool_server": "there are no hosted tools here",
+    "enable_force_include_usage": "clients set stream_options.include_usage",
+    "tokens_only": "run `vllm serve` for workers, which have token endpoints",
+    "enable_scale_out": "run `vllm serve` for workers, which have token endpoints",
+    "uds": "the gateway listens on --host and --port",
+    "enable_ssl_refresh": "restart the gateway to read a new certificate",
+    "ssl_cert_reqs": "--ssl-ca-certs alone requires a certificate from every client",
+    "middleware": "the gateway loads no third-party code",
+}
+"""Flags that would change what clients get or who may do what, with the reason."""
+IGNORED = (
+    "api_server_count", "grpc_port", "trust_request_mm_kwargs",
+    "exclude_tools_when_tool_choice_none", "max_log_len", "enable_log_outputs",
+    "enable_log_deltas", "enable_prompt_tokens_details", "enable_per_request_metrics",
+    "enable_server_load_tracking", "sse_keep_alive_interval", "cohere_is_reasoning_model",
+    "cohere_format", "anthropic_disabled_thinking_effort", "log_error_stack", "fingerprint_mode",
+    "fingerprint_value", "data_parallel_supervisor_port", "dp_supervisor_probe_interval_s",
+    "dp_supervisor_probe_timeout_s", "dp_supervisor_probe_failure_threshold", "uvicorn_log_level",
+    "disable_uvicorn_access_log", "disable_access_log_for_endpoints", "enable_request_id_headers",
+    "disable_fastapi_docs", "enable_offline_docs", "h11_max_incomplete_event_size",
+    "h11_max_header_count", "enable_flash_late_interaction",
 )  # fmt: skip
+"""Flags without an effect here. docs/flags.md has the reasons."""
+VALUED = frozenset({
+    "response_role", "tool_parser_plugin", "tool_strict_level", "tool_server", "uds",
+    "ssl_cert_reqs", "middleware", "api_server_count", "grpc_port", "max_log_len",
+    "sse_keep_alive_interval", "cohere_format", "anthropic_disabled_thinking_effort",
+    "fingerprint_mode", "fingerprint_value", "data_parallel_supervisor_port",
+    "dp_supervisor_probe_interval_s", "dp_supervisor_probe_timeout_s",
+    "dp_supervisor_probe_failure_threshold", "uvicorn_log_level",
+    "disable_access_log_for_endpoints", "h11_max_incomplete_event_size", "h11_max_header_count",
+})  # fmt: skip
+"""Flags that take a value. All others are switches."""
+DEFAULTS: Mapping[str, str] = {
+    "response_role": "assistant", "tool_parser_plugin": "", "tool_strict_level": "auto",
+    "ssl_cert_reqs": "0", "middleware": "", "api_server_count": "1",
+    "sse_keep_alive_interval": "0", "anthropic_disabled_thinking_effort": "auto",
+    "fingerprint_mode": "none",
+}  # fmt: skip
+"""Values that ask for nothing."""
+SHORT = {"api_server_count": ("-asc",)}
 
 
 def add_front_end_flags(parser: argparse.ArgumentParser) -> None:
-    """Add every flag of the table that the parser does not have yet."""
+    """Add the flags of vLLM's front end that the parser does not have yet."""
     group = parser.add_argument_group("vllm serve")
     parser_options = parser._option_string_actions
-    for item in FLAGS:
-        if flag(item.name) in parser_options:
+    group.add_argument("--lora-modules", nargs="+", default=argparse.SUPPRESS, help="name=folder")
+    for name in (*REFUSED, *IGNORED):
+        if flag(name) in parser_options:
             continue
-        options: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS}
-        options["help"] = f"{item.kind}: {item.why}"
-        if item.takes == SWITCH:
+        options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
+        options["help"] = f"refused: {REFUSED[name]}" if name in REFUSED else "no effect"
+        if name not in VALUED:
             options["action"] = argparse.BooleanOptionalAction
-        elif item.takes == MANY:
-            options["nargs"] = "+"
-        group.add_argument(flag(item.name), *item.short, **options)
+        group.add_argument(flag(name), *SHORT.get(name, ()), **options)
 
 
 def check_front_end_flags(namespace: argparse.Namespace) -> Iterator[str]:
     """Yield a notice for each flag without effect. Raises ConfigError for refused flags."""
     arguments = vars(namespace)
-    effective = [item for item in FLAGS if item.has_effect(arguments.get(item.name))]
-    stops = [f"{flag(item.name)} is refused: {item.why}" for item in effective if item.refused]
+    names = [
+        name
+        for name in (*REFUSED, *IGNORED)
+        if arguments.get(name) not in (None, False, DEFAULTS.get(name))
+    ]
+    stops = [f"{flag(name)} is refused: {REFUSED[name]}" for name in names if name in REFUSED]
     if stops:
         raise ConfigError("; ".join(stops))
-    for item in effective:
-        yield f"{flag(item.name)} has no effect: {item.why}"
+    for name in names:
+        yield f"{flag(name)} has no effect here (docs/flags.md)"
