@@ -13,24 +13,15 @@ from eaglegate.engine.fleet.discovery import FileSource
 from eaglegate.engine.fleet.fleet import Fleet
 from eaglegate.engine.remote.probe import PROBE
 from eaglegate.engine.remote.protocols import parse_upstream, remote_engine
-from eaglegate.engine.remote.upstream import ConnectionSettings, LocalModel
+from eaglegate.engine.remote.upstream import ConnectionSettings
 from eaglegate.engine.speculation.accounting import Account
 from tests.engine.fleet.town import PATIENCE, RULES
-from tests.engine.remote.stand_in_worker import StandIn, chunk, end, serving
+from tests.engine.remote.stand_in_worker import MODEL, StandIn, chunk, end, serving
 from tests.engine.supervision.mortal import ask, collect, following, tokens_of, until
 
 pytestmark = pytest.mark.thorough
 
 
-class Letters:
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return [ord(letter) % 100 for letter in text]
-
-    def decode(self, token_ids) -> str:
-        return "".join(map(chr, token_ids))
-
-
-MODEL = LocalModel("demo", Letters(), vocab_size=2048, max_model_len=4096)
 ACCESS = ConnectionSettings(connect_s=2.0, first_token_s=5.0, idle_s=2.0, start_s=4.0)
 HTTP_RULES = replace(RULES, poll_s=0.05, ask_s=1.0, admit_s=5.0)
 

@@ -15,6 +15,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from eaglegate.engine.remote.engine import RemoteEngine
+from eaglegate.engine.remote.probe import PROBE
+from eaglegate.engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
+
 Script = Callable[[dict[str, Any]], Iterable[Any]]
 """Makes a request's stream from its body. Floats are pauses, exceptions break the connection."""
 
@@ -168,3 +172,32 @@ async def serving(app: Any) -> AsyncIterator[str]:
     finally:
         server.should_exit = server.force_exit = True
         await task
+
+
+class Letters:
+    """A tokenizer of one token per character."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return [ord(letter) % 100 for letter in text]
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        return "".join(map(chr, token_ids))
+
+
+MODEL = LocalModel("demo", Letters(), vocab_size=2048, max_model_len=4096)
+ACCESS = ConnectionSettings(connect_s=2.0, first_token_s=5.0, idle_s=0.5, start_s=1.0)
+
+
+@asynccontextmanager
+async def running(
+    worker: StandIn, access: ConnectionSettings = ACCESS, model: LocalModel = MODEL
+) -> AsyncIterator[RemoteEngine]:
+    """An engine that has started on a worker; ``info`` is what it found."""
+    worker.tokens = worker.tokens or MODEL.codec.encode(PROBE, False)
+    async with serving(worker.app()) as url:
+        engine = RemoteEngine(Upstream(url), model, access)
+        try:
+            engine.info = await engine.start()
+            yield engine
+        finally:
+            await engine.aclose()

@@ -25,8 +25,8 @@ from tests.engine.fleet.test_over_http import Worker
 from tests.engine.fleet.town import PATIENCE, RULES
 from tests.engine.remote import bad_workers
 from tests.engine.remote.bad_workers import ANSWERS, HTML, TELLING, BadWorker, listening, says
-from tests.engine.remote.stand_in_worker import StandIn, chunk, end, serving
-from tests.engine.remote.test_remote_engine import MODEL, request
+from tests.engine.remote.stand_in_worker import MODEL, StandIn, chunk, end, serving
+from tests.engine.remote.test_remote_engine import request
 from tests.engine.supervision.mortal import ask, collect, following, tokens_of, until
 
 pytestmark = pytest.mark.thorough

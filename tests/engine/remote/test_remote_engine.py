@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
@@ -16,45 +16,14 @@ from eaglegate.engine.errors import (
     RequestRejected,
     WorkerMisconfigured,
 )
-from eaglegate.engine.remote.engine import RemoteEngine
 from eaglegate.engine.remote.protocols import parse_upstream
-from eaglegate.engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
 from eaglegate.engine.speculation.accounting import Account
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import Constraint, EngineRequest, Sampling, UndraftedReason
 from eaglegate.text.events import FinishReason
-from tests.engine.remote.stand_in_worker import StandIn, chunk, end, serving
+from tests.engine.remote.stand_in_worker import ACCESS, StandIn, chunk, end, running
 
 pytestmark = pytest.mark.thorough
-
-ACCESS = ConnectionSettings(connect_s=2.0, first_token_s=5.0, idle_s=0.5, start_s=1.0)
-
-
-class Letters:
-    """A tokenizer of one token per character."""
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return [ord(letter) % 100 for letter in text]
-
-    def decode(self, token_ids) -> str:
-        return "".join(chr(token) for token in token_ids)
-
-
-MODEL = LocalModel("demo", Letters(), vocab_size=2048, max_model_len=4096)
-
-
-@asynccontextmanager
-async def engine_of(worker: StandIn, access: ConnectionSettings = ACCESS):
-    from eaglegate.engine.remote.probe import PROBE
-
-    worker.tokens = worker.tokens or MODEL.codec.encode(PROBE, False)
-    async with serving(worker.app()) as url:
-        engine = RemoteEngine(Upstream(url), MODEL, access)
-        try:
-            engine.info = await engine.start()
-            yield engine
-        finally:
-            await engine.aclose()
 
 
 def request(**fields) -> EngineRequest:
@@ -84,7 +53,7 @@ async def test_steps_and_the_account_at_the_end():
             end((3, 2), (3, 0), (3, 3), cached=2),
         ]
     )
-    async with engine_of(worker) as engine:
+    async with running(worker) as engine:
         steps = await steps_of(engine, request())
     assert [step.token_ids for step in steps] == [(10,), (11, 12, 13), (14,), (15, 2)]
     last = steps[-1]
@@ -122,7 +91,7 @@ async def test_everything_a_request_carries_goes_over():
         cache_salt="salt",
         trace_headers={"traceparent": "00-aa-bb-01"},
     )
-    async with engine_of(worker) as engine:
+    async with running(worker) as engine:
         await steps_of(engine, asked)
     (body,) = worker.bodies
     assert body["token_ids"] == [5, 6, 7]
@@ -156,7 +125,7 @@ async def test_logprobs_are_the_chosen_and_the_most_likely():
     top.append({"token_id": 2, "logprob": -1.0, "rank": 2})
     said = {"content": [entry | {"top_logprobs": top}]}
     worker = StandIn(lambda _: [chunk(9, finish="length", logprobs=said), end()])
-    async with engine_of(worker) as engine:
+    async with running(worker) as engine:
         asked = request(sampling=Sampling(max_tokens=1, logprobs=2))
         (step,) = await steps_of(engine, asked)
     (position,) = step.logprobs
@@ -165,7 +134,7 @@ async def test_logprobs_are_the_chosen_and_the_most_likely():
 
 
 async def test_prompt_logprobs_come_with_an_answer_that_is_not_streamed():
-    async with engine_of(StandIn()) as engine:
+    async with running(StandIn()) as engine:
         asked = request(sampling=Sampling(max_tokens=9, temperature=0.0, prompt_logprobs=1))
         (step,) = await steps_of(engine, asked)
     first, second, _ = step.prompt_logprobs
@@ -190,7 +159,7 @@ async def test_prompt_logprobs_come_with_an_answer_that_is_not_streamed():
 )
 async def test_statuses_become_engine_errors(status, headers, healthy, kind):
     worker = StandIn()
-    async with engine_of(worker) as engine:
+    async with running(worker) as engine:
         worker.status, worker.headers, worker.healthy = status, headers, healthy
         with pytest.raises(kind) as caught:
             await steps_of(engine, request())
@@ -207,7 +176,7 @@ async def test_statuses_become_engine_errors(status, headers, healthy, kind):
 )
 async def test_an_error_inside_a_stream(code, healthy, kind):
     worker = StandIn(lambda _: [{"error": {"message": "bad grammar", "code": code}}])
-    async with engine_of(worker) as engine:
+    async with running(worker) as engine:
         worker.healthy = healthy
         with pytest.raises(kind) as caught:
             await steps_of(engine, request())
@@ -217,7 +186,7 @@ async def test_an_error_inside_a_stream(code, healthy, kind):
 
 async def test_a_broken_stream_is_a_dead_engine_and_its_tokens_stand():
     worker = StandIn(lambda _: [chunk(1), chunk(2, 3), 0.05, ConnectionError()])
-    async with engine_of(worker) as engine:
+    async with running(worker) as engine:
         seen = []
         with pytest.raises(EngineDead):
             async for step in read_steps(engine.generate, request()):
@@ -227,14 +196,14 @@ async def test_a_broken_stream_is_a_dead_engine_and_its_tokens_stand():
 
 async def test_a_silent_worker_is_dead():
     worker = StandIn(lambda _: [chunk(1), 30.0])
-    async with engine_of(worker) as engine:
+    async with running(worker) as engine:
         with pytest.raises(EngineDead, match="stopped answering"):
             await steps_of(engine, request())
 
 
 async def test_leaving_closes_the_workers_stream():
     worker = StandIn(lambda _: [chunk(1), *[0.01, chunk(2)] * 1000])
-    async with engine_of(worker) as engine:
+    async with running(worker) as engine:
         async with aclosing(read_steps(engine.generate, request())) as steps:
             await anext(steps)
             assert worker.running == 1
@@ -244,7 +213,7 @@ async def test_leaving_closes_the_workers_stream():
 
 async def test_closing_the_engine_ends_what_runs():
     worker = StandIn(lambda _: [chunk(1), *[0.01, chunk(2)] * 1000])
-    async with engine_of(worker) as engine:
+    async with running(worker) as engine:
         steps = read_steps(engine.generate, request())
         await anext(steps)
         await engine.aclose()
@@ -257,14 +226,14 @@ async def test_closing_the_engine_ends_what_runs():
 
 async def test_connections_are_used_again():
     worker = StandIn(lambda _: [chunk(1, finish="length"), end()])
-    async with engine_of(worker) as engine:
+    async with running(worker) as engine:
         for _ in range(3):
             await steps_of(engine, request())
     assert len({asked.client.port for asked in worker.asked[-3:]}) == 1
 
 
 async def test_a_worker_is_described_after_the_start():
-    async with engine_of(StandIn()) as engine:
+    async with running(StandIn()) as engine:
         info = engine.info
     assert (info.model, info.max_model_len, info.vocab_size) == ("demo", 4096, 2048)
     assert info.reports_decode_steps
@@ -275,7 +244,7 @@ async def test_a_worker_is_described_after_the_start():
 
 async def test_a_depth_that_is_not_honoured_is_not_sent():
     worker = StandIn(lambda _: [chunk(1, finish="length"), end()], honours=False)
-    async with engine_of(worker) as engine:
+    async with running(worker) as engine:
         assert not engine.info.speculation.per_request
         assert "not honoured" in engine.info.speculation.summary
         await steps_of(engine, request(depth=1))
@@ -284,7 +253,7 @@ async def test_a_depth_that_is_not_honoured_is_not_sent():
 
 async def test_a_worker_without_speculation_has_plain_steps():
     script = [chunk(1), chunk(2), chunk(3, 4, finish="length"), end(told=False)]
-    async with engine_of(StandIn(lambda _: script, speculates=False)) as engine:
+    async with running(StandIn(lambda _: script, speculates=False)) as engine:
         steps = await steps_of(engine, request())
         assert engine.info.speculation.method == "none"
     totals = totals_of(steps)
@@ -293,7 +262,7 @@ async def test_a_worker_without_speculation_has_plain_steps():
 
 async def test_a_worker_that_does_not_account_has_no_steps():
     script = [chunk(1), chunk(2, 3, finish="length"), end(told=False)]
-    async with engine_of(StandIn(lambda _: script, accounts=False)) as engine:
+    async with running(StandIn(lambda _: script, accounts=False)) as engine:
         steps = await steps_of(engine, request())
         assert not engine.info.reports_decode_steps
         assert "--per-request-spec-decode-metrics" in engine.info.speculation.summary
@@ -302,20 +271,20 @@ async def test_a_worker_that_does_not_account_has_no_steps():
 
 async def test_another_tokenizer_is_refused():
     with pytest.raises(EngineStartError, match="another tokenizer"):
-        async with engine_of(StandIn(tokens=[1, 2, 3])):
+        async with running(StandIn(tokens=[1, 2, 3])):
             pass
 
 
 async def test_a_worker_that_does_not_come_is_waited_for_in_vain():
     with pytest.raises(EngineStartError, match="not ready after 1 s"):
-        async with engine_of(StandIn(healthy=False)):
+        async with running(StandIn(healthy=False)):
             pass
 
 
 async def test_a_worker_that_comes_late_is_waited_for():
     worker = StandIn(healthy=False)
     worker_task = asyncio.create_task(_heal(worker))
-    async with engine_of(worker, replace(ACCESS, start_s=10.0)) as engine:
+    async with running(worker, replace(ACCESS, start_s=10.0)) as engine:
         assert (await engine.health()).live
     await worker_task
 
@@ -327,7 +296,7 @@ async def _heal(worker: StandIn) -> None:
 
 async def test_health_says_why_not():
     worker = StandIn()
-    async with engine_of(worker) as engine:
+    async with running(worker) as engine:
         worker.healthy = False
         health = await engine.health()
     assert not health.live
@@ -336,7 +305,7 @@ async def test_health_says_why_not():
 
 async def test_steps_at_depth_0_are_off_and_others_undrafted():
     script = [chunk(1), chunk(2), chunk(3, finish="length"), end()]
-    async with engine_of(StandIn(lambda _: script)) as engine:
+    async with running(StandIn(lambda _: script)) as engine:
         off = await steps_of(engine, request(depth=0))
         undrafted = await steps_of(engine, request())
     assert {step.undrafted for step in off[-1].decode} == {UndraftedReason.OFF}

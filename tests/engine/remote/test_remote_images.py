@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import asynccontextmanager
 from dataclasses import replace as change
 
 import pytest
@@ -11,13 +10,12 @@ from msgspec.structs import replace
 
 from eaglegate.engine.errors import RequestRejected
 from eaglegate.engine.remote import connection, wire
-from eaglegate.engine.remote.engine import RemoteEngine
 from eaglegate.engine.remote.text import TextEngine
 from eaglegate.engine.remote.upstream import Upstream
 from eaglegate.engine.types import ImageInput, Sampling, Step
 from eaglegate.text.media.image import Image
-from tests.engine.remote.stand_in_worker import StandIn, chunk, end, serving
-from tests.engine.remote.test_remote_engine import ACCESS, MODEL, request, steps_of
+from tests.engine.remote.stand_in_worker import ACCESS, MODEL, StandIn, chunk, end, running
+from tests.engine.remote.test_remote_engine import request, steps_of
 
 pytestmark = pytest.mark.thorough
 
@@ -31,20 +29,6 @@ def make_worker(image_tokens: int | None) -> StandIn:
     return StandIn(lambda _: [chunk(1, finish="length"), end()], image_tokens=image_tokens)
 
 
-@asynccontextmanager
-async def engine_of(worker: StandIn, model=READING):
-    from eaglegate.engine.remote.probe import PROBE
-
-    worker.tokens = worker.tokens or MODEL.codec.encode(PROBE, False)
-    async with serving(worker.app()) as url:
-        engine = RemoteEngine(Upstream(url), model, ACCESS)
-        try:
-            engine.info = await engine.start()
-            yield engine
-        finally:
-            await engine.aclose()
-
-
 def about(*images: Image, prompt: tuple[int, ...] | None = None, **fields):
     asked = replace(request(**fields), images=images)
     return replace(asked, prompt=prompt or (5, *[PLACEHOLDER] * len(images), 6))
@@ -52,7 +36,7 @@ def about(*images: Image, prompt: tuple[int, ...] | None = None, **fields):
 
 async def test_images_are_sent_as_data_and_counted_once():
     worker = make_worker(100)
-    async with engine_of(worker) as engine:
+    async with running(worker, model=READING) as engine:
         assert engine.info.image_input == ImageInput(PLACEHOLDER, 999)
         worker.counted.clear()
         asked = about(CAT, DOG, CAT)
@@ -91,7 +75,7 @@ async def test_nothing_sent_is_kept_while_the_answer_comes(monkeypatch):
 
     frames = [chunk(1), chunk(2, finish="length"), end()]
     worker = StandIn(lambda _: frames, image_tokens=100)
-    async with engine_of(worker) as engine:
+    async with running(worker, model=READING) as engine:
         for sent in (urls, contents):
             sent.clear()
         await engine.generate(about(CAT, expanded_length=102), Sink())
@@ -100,7 +84,7 @@ async def test_nothing_sent_is_kept_while_the_answer_comes(monkeypatch):
 
 async def test_a_prompt_without_images_says_nothing_of_them():
     worker = make_worker(100)
-    async with engine_of(worker) as engine:
+    async with running(worker, model=READING) as engine:
         await steps_of(engine, request())
     assert "content_parts" not in worker.bodies[0]
 
@@ -109,7 +93,7 @@ async def test_a_prompt_without_images_says_nothing_of_them():
 async def test_a_worker_that_reads_text_only_gets_no_images(model):
     """It would answer without having looked at them."""
     worker = make_worker(None)
-    async with engine_of(worker, model) as engine:
+    async with running(worker, model=model) as engine:
         assert engine.info.image_input is None
         with pytest.raises(RequestRejected, match="reads text only"):
             await steps_of(engine, about(CAT))
@@ -129,7 +113,7 @@ async def test_a_worker_that_reads_text_only_gets_no_images(model):
 )
 async def test_a_prompt_that_does_not_fit_its_images_is_refused(images, prompt, fields, words):
     worker = make_worker(100)
-    async with engine_of(worker) as engine:
+    async with running(worker, model=READING) as engine:
         with pytest.raises(RequestRejected, match=words):
             await steps_of(engine, about(*images, prompt=prompt, **fields))
     assert not worker.bodies
