@@ -12,7 +12,7 @@ from eaglegate.engine.fleet.types import WorkerState
 from eaglegate.engine.scripted import DEFAULT_INFO
 from eaglegate.engine.steps import read_steps
 from tests.engine.fleet.town import until_serving
-from tests.engine.supervision.mortal import ask, collect, following, tokens_of, until
+from tests.engine.supervision.mortal import ask, following, tokens_of, until
 
 
 async def test_a_fleet_starts_with_the_first_worker_that_does(town):
@@ -29,15 +29,13 @@ async def test_a_worker_that_joins_takes_requests(town):
     place = await town("a")
     place.build("b")
     await until_serving(place, 2)
-    for number in range(20):
-        await collect(place.fleet, ask(f"r{number}", prompt=(number, 2, 3)))
+    await place.check_answers(20)
     assert place["b"].requests
 
 
 async def test_a_worker_that_leaves_ends_what_it_runs_and_gets_nothing_new(town):
     place = await town("ab")
-    for house in place.houses.values():
-        house.gate.clear()
+    place.close_gates()
     steps = read_steps(place.fleet.generate, request := ask(tokens=30))
     got = [await anext(steps)]
     leaving = place.house_of("r")
@@ -48,8 +46,7 @@ async def test_a_worker_that_leaves_ends_what_it_runs_and_gets_nothing_new(town)
     for house in place.houses.values():
         if house is not leaving:
             house.gate.set()
-    for number in range(6):
-        await collect(place.fleet, ask(f"r{number}", prompt=(number, 2, 3)))
+    await place.check_answers(6)
     assert [r.id for r in leaving.requests] == ["r"]
     leaving.gate.set()
     got += [step async for step in steps]

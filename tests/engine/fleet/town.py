@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from eaglegate.engine.base import SupportsCounters
 from eaglegate.engine.errors import EngineDead, EngineError, EngineStartError, EngineUnreachable
@@ -17,7 +18,7 @@ from eaglegate.engine.supervision.policy import SupervisionTimeouts
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineInfo, EngineRequest, Health
 from eaglegate.text.events import FinishReason
-from tests.engine.supervision.mortal import Notes, following
+from tests.engine.supervision.mortal import Notes, ask, collect, following, tokens_of
 
 RULES = FleetSettings(
     poll_s=0.01,
@@ -154,6 +155,22 @@ class Town:
         self.houses[name] = House(name, **fields)
         self.streets.names.add(name)
         return self.houses[name]
+
+    def set_all(self, **fields: Any) -> None:
+        """Set fields of every house."""
+        for house in self.houses.values():
+            for name, value in fields.items():
+                setattr(house, name, value)
+
+    def close_gates(self) -> None:
+        for house in self.houses.values():
+            house.gate.clear()
+
+    async def check_answers(self, count: int) -> None:
+        """Answers to so many requests are whole."""
+        for number in range(count):
+            request = ask(f"r{number}", prompt=(number, 2, 3))
+            assert tokens_of(await collect(self.fleet, request)) == following(request)
 
     def house_of(self, request: str) -> House:
         """The house where a request runs now."""

@@ -1,7 +1,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from eaglegate.engine.speculation.accounting import Account, spread_account, sum_steps, trim_step
 from eaglegate.engine.totals import Totals
@@ -166,27 +165,6 @@ def test_cut_step_keeps_the_reason() -> None:
     assert trim_step(plain(), 1) == DecodeStep(0, 0, 0, undrafted=UndraftedReason.OFF)
 
 
-def test_an_account_that_came_at_once_is_spread_over_its_steps() -> None:
-    plain = DecodeStep(0, 0, 1, undrafted=UndraftedReason.OFF)
-    account = (DecodeStep(3, 2, 3), plain, DecodeStep(3, 1, 2), DecodeStep(3, 0, 0, cut=2))
-    sizes = (1, 3, 1, 2)
-    steps = [Step(tuple(range(size))) for size in sizes]
-    steps[-1] = replace(steps[-1], decode=account)
-    laid = [step.decode for step in spread_account(steps)]
-    assert laid == [(), account[:1], account[1:2], account[2:]]
-
-
-def test_a_step_that_reaches_into_the_next_one_belongs_to_where_it_ended() -> None:
-    steps = [Step((1, 2)), Step((3, 4, 5), decode=(DecodeStep(3, 1, 2), DecodeStep(3, 1, 2)))]
-    assert [len(step.decode) for step in spread_account(steps)] == [0, 2]
-
-
-def test_accounts_that_came_step_by_step_stay_where_they_are() -> None:
-    steps = [Step((1,)), Step((2, 3), decode=(DecodeStep(3, 1, 2),))]
-    assert spread_account(steps) == steps
-    assert spread_account([]) == []
-
-
 def test_a_step_with_one_accepted_draft_is_not_rejected() -> None:
     totals = account(verify(3, 0), verify(3, 0), verify(3, 1)).totals
     assert totals.rejected == 2
@@ -203,18 +181,27 @@ def test_without_drafts_there_are_no_positions() -> None:
     assert (totals.accepted_at, totals.proposed_at, totals.histogram) == ((), (), (0,))
 
 
-def test_an_account_goes_to_earlier_steps_however_many_tokens_those_have() -> None:
-    late = (verify(3, 1), plain())
-    steps = [Step((1, 2, 3, 4, 5)), Step((6,), decode=late)]
-    assert [step.decode for step in spread_account(steps)] == [late[:1], late[1:]]
+TWICE = DecodeStep(3, 1, 2)
+LATE = (DecodeStep(3, 2, 3), plain(), TWICE, DecodeStep(3, 0, 0, cut=2))
 
 
-def test_an_account_of_more_tokens_than_there_are_begins_with_the_first_step() -> None:
-    late = (verify(3, 1), verify(2, 1), verify(1, 1))
-    steps = [Step((1,)), Step((2,), decode=late)]
-    assert [step.decode for step in spread_account(steps)] == [late[:2], late[2:]]
-
-
-def test_steps_that_had_an_account_keep_it_when_a_late_one_comes() -> None:
-    steps = [Step((1, 2), decode=(plain(),)), Step((3,)), Step((4,), decode=(verify(3, 1),))]
-    assert [step.decode for step in spread_account(steps)] == [(plain(),), (), (verify(3, 1),)]
+@pytest.mark.parametrize(
+    ("steps", "laid"),
+    [
+        pytest.param(((1, ()), (3, ()), (1, ()), (2, LATE)), (0, 1, 1, 2), id="at once"),
+        pytest.param(((2, ()), (3, (TWICE, TWICE))), (0, 2), id="into the next step"),
+        pytest.param(((1, ()), (2, (TWICE,))), (0, 1), id="step by step"),
+        pytest.param(((5, ()), (1, (TWICE, plain()))), (1, 1), id="many tokens"),
+        pytest.param(((1, ()), (1, (verify(3, 1), verify(2, 1), verify(1, 1)))), (2, 1), id="few"),
+        pytest.param(((2, (plain(),)), (1, ()), (1, (TWICE,))), (1, 0, 1), id="early and late"),
+        pytest.param((), (), id="nothing"),
+    ],
+)
+def test_a_late_account_is_spread_over_its_steps(
+    steps: tuple[tuple[int, tuple[DecodeStep, ...]], ...], laid: tuple[int, ...]
+) -> None:
+    """In its order: ``laid`` decode steps go to each step."""
+    spread = spread_account([Step((7,) * tokens, decode=decode) for tokens, decode in steps])
+    assert tuple(len(step.decode) for step in spread) == laid
+    told = [one for _, decode in steps for one in decode]
+    assert [one for step in spread for one in step.decode] == told

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 from vllm.config.speculative import SpeculativeConfig
@@ -43,20 +45,18 @@ def test_sampling_asks_for_tokens_and_not_for_text() -> None:
     assert params.extra_args == {"traffic": "chat"}
 
 
-def test_depth_travels_in_extra_args_zero_included() -> None:
-    params = translate.make_sampling_params(replace(REQUEST, depth=0))
-    assert params.extra_args == {"traffic": "chat", "num_speculative_tokens": 0}
-
-
-def test_a_bound_of_lookups_travels_in_extra_args_zero_included() -> None:
-    params = translate.make_sampling_params(replace(REQUEST, lookup=0))
-    assert params.extra_args == {"traffic": "chat", "lookup": 0}
-
-
-def test_workload_and_key_travel_for_the_planner() -> None:
-    request = replace(REQUEST, workload="agent", tenant="team-a")
-    params = translate.make_sampling_params(request)
-    assert params.extra_args == {"traffic": "agent", "tenant": "team-a"}
+@pytest.mark.parametrize(
+    ("fields", "extra"),
+    [
+        ({"depth": 0}, {"traffic": "chat", "num_speculative_tokens": 0}),
+        ({"lookup": 0}, {"traffic": "chat", "lookup": 0}),
+        ({"workload": "agent", "tenant": "team-a"}, {"traffic": "agent", "tenant": "team-a"}),
+    ],
+)
+def test_depth_lookups_and_slice_travel_in_extra_args(
+    fields: dict[str, Any], extra: dict[str, Any]
+) -> None:
+    assert translate.make_sampling_params(replace(REQUEST, **fields)).extra_args == extra
 
 
 def test_repetition_is_told_as_vllm_and_as_its_server_take_it() -> None:
