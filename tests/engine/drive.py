@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
+from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from eaglegate.engine.speculation.accounting import Account
 from eaglegate.engine.steps import read_steps
@@ -102,6 +103,32 @@ async def run_engine(
         yield engine
     finally:
         await engine.aclose()
+
+
+async def call_worker(engine: VllmEngine, method: str, *arguments: Any) -> Any:
+    """Call a method that a test's worker adds, in the engine's process."""
+    assert engine._llm is not None
+    (answer,) = await engine._llm.collective_rpc(method, args=arguments)
+    return answer
+
+
+@asynccontextmanager
+async def inject(engine: VllmEngine, fault: str) -> AsyncGenerator[None, None]:
+    """Switch on a fault of ``tests/engine/vllm_backend/faulty.py``."""
+    await call_worker(engine, "set_fault", fault, True)
+    try:
+        yield
+    finally:
+        await call_worker(engine, "set_fault", fault, False)
+
+
+def find_logger(engine: VllmEngine) -> Any:
+    """The statistics of this engine: the registry holds those of the engine started last."""
+    assert engine._llm is not None
+    assert engine._llm.logger_manager is not None
+    loggers = engine._llm.logger_manager.stat_loggers
+    (logger,) = [logger for logger in loggers if isinstance(logger, PrometheusStatLogger)]
+    return logger
 
 
 def make_greedy(

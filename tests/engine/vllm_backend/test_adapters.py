@@ -20,7 +20,7 @@ from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.features.audit.evidence import AuditOutcome, judge_margins
-from tests.engine.drive import fix_depth, make_greedy, run, run_all, speculation
+from tests.engine.drive import call_worker, fix_depth, make_greedy, run, run_all, speculation
 from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL, run_engine
 from tests.engine.vllm_backend.lora import make_adapter
 
@@ -127,17 +127,14 @@ async def score_prompt(engine: VllmEngine, request: EngineRequest) -> list[float
 
 async def count_passes(engine: VllmEngine) -> int:
     """Passes since the last call."""
-    assert engine._llm is not None
-    (counted,) = await engine._llm.collective_rpc("count_draft_passes")
-    return int(counted)
+    return int(await call_worker(engine, "count_draft_passes"))
 
 
 @asynccontextmanager
 async def without(engine: VllmEngine, patch: tuple[str, str, str]) -> AsyncGenerator[None, None]:
-    assert engine._llm is not None
-    await engine._llm.collective_rpc("remove_patch", args=patch)
+    await call_worker(engine, "remove_patch", *patch)
     yield
-    await engine._llm.collective_rpc("restore_patch")
+    await call_worker(engine, "restore_patch")
 
 
 @pytest.mark.gpu_path
@@ -197,8 +194,7 @@ async def test_without_its_patch_the_second_runner_takes_no_adapter_beside_draft
     """The last test: on a CPU the engine dies, once a batch has several requests."""
     asked = [fix_depth(DEPTH, request) for request in requests(prompts)]
     await run_all(adapted, asked)
-    assert adapted._llm is not None
-    await adapted._llm.collective_rpc("remove_patch", args=ROWS)
+    await call_worker(adapted, "remove_patch", *ROWS)
     together = (run(adapted, request) for request in asked)
     found = await asyncio.gather(*together, return_exceptions=True)
     assert all(isinstance(one, EngineError) for one in found)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -25,8 +24,8 @@ from eaglegate.features.audit.evidence import (
 )
 from eaglegate.features.audit.grammars import find_breach
 from eaglegate.text.events import FinishReason
+from tests.engine.drive import inject, speculation
 from tests.engine.drive import run as run_request
-from tests.engine.drive import speculation
 from tests.engine.vllm_backend import faulty
 from tests.engine.vllm_backend.conftest import MOST, SMALL, run_engine
 
@@ -50,16 +49,6 @@ async def engine() -> AsyncGenerator[VllmEngine, None]:
         assert started._llm is not None
         started._llm.input_processor.speculative_config = None  # as ``allow_fields`` does
         yield started
-
-
-@asynccontextmanager
-async def inject(engine: VllmEngine, fault: str) -> AsyncGenerator[None, None]:
-    assert engine._llm is not None
-    await engine._llm.collective_rpc("set_fault", args=(fault, True))
-    try:
-        yield
-    finally:
-        await engine._llm.collective_rpc("set_fault", args=(fault, False))
 
 
 async def audit(engine: VllmEngine, request: EngineRequest, dtype: str = DTYPE) -> AnswerScores:

@@ -14,14 +14,13 @@ import pytest
 import pytest_asyncio
 import torch
 from msgspec.structs import replace
-from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import Constraint, EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.text.events import FinishReason
-from tests.engine.drive import Outcome, fix_depth, make_greedy, run, run_all
+from tests.engine.drive import Outcome, find_logger, fix_depth, make_greedy, run, run_all
 from tests.engine.vllm_backend.conftest import DEPTHS as SOME_DEPTHS
 from tests.engine.vllm_backend.conftest import FEW, MOST, SECOND_RUNNER
 
@@ -335,16 +334,8 @@ async def test_planned_depths(
 
 
 def preemptions(engine: VllmEngine) -> float:
-    """Preemptions by the engine's own counter: the registry holds those of the engine started
-    last."""
-    assert engine._llm is not None
-    assert engine._llm.logger_manager is not None
-    (counters,) = [
-        logger.counter_num_preempted_reqs
-        for logger in engine._llm.logger_manager.stat_loggers
-        if isinstance(logger, PrometheusStatLogger)
-    ]
-    return float(counters[0]._value.get())
+    """Preemptions by the engine's own counter."""
+    return float(find_logger(engine).counter_num_preempted_reqs[0]._value.get())
 
 
 @pytest.mark.gpu_path

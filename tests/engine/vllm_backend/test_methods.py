@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from eaglegate.engine.errors import DraftRefused
 from eaglegate.engine.speculation.drafts import DraftPlan, DraftStore
@@ -21,7 +20,7 @@ from eaglegate.engine.speculation.swap import DraftManager
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from tests.engine.draft_copies import perturb
-from tests.engine.drive import Outcome, fix_depth, make_greedy, run, run_all
+from tests.engine.drive import Outcome, find_logger, fix_depth, make_greedy, run, run_all
 from tests.engine.vllm_backend.conftest import SMALL, run_engine
 from tests.engine.vllm_backend.drafters import EAGLE3, EAGLE31, PACKAGES, ROWS, TARGET, MethodRow
 from tests.engine.vllm_backend.methods_page import record
@@ -51,13 +50,7 @@ async def write(engine: VllmEngine, prompts: Prompts, name: str, depth: int | No
 
 def count_drafts(engine: VllmEngine) -> tuple[int, int, int]:
     """vLLM's own counters: verify steps, draft tokens, accepted draft tokens."""
-    assert engine._llm is not None
-    assert engine._llm.logger_manager is not None
-    (logger,) = [
-        logger
-        for logger in engine._llm.logger_manager.stat_loggers
-        if isinstance(logger, PrometheusStatLogger)
-    ]
+    logger = find_logger(engine)
     count = getattr(logger, "count", None)
     if count is not None:
         count()

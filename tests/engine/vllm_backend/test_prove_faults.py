@@ -7,7 +7,6 @@ second runner `make prove-gpu-path` shows that the slow checks pass without a fa
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from eaglegate.lab.prove.trial import (
     record_reference,
 )
 from tests.engine.draft_copies import make_noise
-from tests.engine.drive import speculation
+from tests.engine.drive import inject, speculation
 from tests.engine.vllm_backend.conftest import SECOND_RUNNER, SMALL, run_engine
 from tests.engine.vllm_backend.faulty import (
     ACCEPTS_TOO_MANY,
@@ -108,16 +107,6 @@ async def trial(
         )
 
 
-@asynccontextmanager
-async def inject(trial: Trial, fault: str) -> AsyncGenerator[None, None]:
-    llm = trial.lane.engine._llm  # type: ignore[attr-defined]
-    await llm.collective_rpc("set_fault", args=(fault, True))
-    try:
-        yield
-    finally:
-        await llm.collective_rpc("set_fault", args=(fault, False))
-
-
 CHECKS = {check.name: check.run for check in checks.CHECKS if not check.measures_speed}
 
 
@@ -166,7 +155,7 @@ async def test_a_draft_of_noise(trial: Trial, tmp_path: Path) -> None:
 
 @pytest.mark.gpu_path
 async def test_a_sampler_that_ignores_the_temperature(trial: Trial) -> None:
-    async with inject(trial, IGNORES_TEMPERATURE):
+    async with inject(trial.lane.engine, IGNORES_TEMPERATURE):
         found = await CHECKS["sampled text"](trial)
         text = await check_text(trial)
     assert found.outcome is ProofOutcome.FAILED, found.evidence
@@ -175,7 +164,7 @@ async def test_a_sampler_that_ignores_the_temperature(trial: Trial) -> None:
 
 @pytest.mark.gpu_path
 async def test_a_scheduler_that_drafts_one_too_many(trial: Trial) -> None:
-    async with inject(trial, DRAFTS_TOO_MANY):
+    async with inject(trial.lane.engine, DRAFTS_TOO_MANY):
         found = await CHECKS["depth per request"](trial)
         text = await check_text(trial)
     assert found.outcome is ProofOutcome.FAILED, found.evidence
@@ -184,7 +173,7 @@ async def test_a_scheduler_that_drafts_one_too_many(trial: Trial) -> None:
 
 @pytest.mark.gpu_path
 async def test_an_engine_that_falls_back_to_eager(trial: Trial) -> None:
-    async with inject(trial, FALLS_BACK):
+    async with inject(trial.lane.engine, FALLS_BACK):
         found = await CHECKS["execution"](trial)
     assert found.outcome is ProofOutcome.FAILED
     assert "fell back to eager" in found.evidence
@@ -194,6 +183,6 @@ async def test_an_engine_that_falls_back_to_eager(trial: Trial) -> None:
 @pytest.mark.gpu_path
 async def test_a_scheduler_that_accepts_one_draft_too_many(trial: Trial) -> None:
     """The last test: what it leaves in the caches is wrong."""
-    async with inject(trial, ACCEPTS_TOO_MANY):
+    async with inject(trial.lane.engine, ACCEPTS_TOO_MANY):
         found = await CHECKS["greedy text"](trial)
     assert found.outcome is ProofOutcome.FAILED, found.evidence
