@@ -159,6 +159,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "engine/supervision/recovery.py": (
         "tests/engine/supervision/test_recovery.py",
+        "tests/engine/supervision/test_draft_blame.py",
         "tests/engine/supervision/test_unclaimed.py",
         "tests/engine/supervision/test_supervisor.py",
         "tests/engine/supervision/test_blame.py",

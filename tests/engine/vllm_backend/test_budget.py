@@ -12,7 +12,6 @@ from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
 from eaglegate.engine.vllm_backend.steering import (
-    ReasoningSpan,
     ThinkingBudget,
     ThinkingBudgets,
     make_thinking_budgets,
@@ -27,52 +26,6 @@ def make_config(phrase: list[int]) -> Any:
         reasoning_end_token_ids=phrase,
         natural_reasoning_end_token_ids=END,
     )
-
-
-def read(*parts: list[int]) -> ReasoningSpan:
-    span = ReasoningSpan(START, END)
-    tokens: list[int] = []
-    for part in parts:
-        tokens += part
-        span.read(tokens)
-    return span
-
-
-@pytest.mark.parametrize(
-    ("parts", "length"),
-    [
-        ([[1, 2]], None),
-        ([[1, 7, 8, 5, 5]], 2),
-        ([[1, 7], [8, 5], [5]], 2),
-        ([[7, 8, 5], [9, 1]], None),
-        ([[7, 8, 5, 9, 7, 8, 4]], 1),
-        ([[9, 7, 5, 8]], None),
-    ],
-)
-def test_the_length_of_a_reasoning(parts: list[list[int]], length: int | None) -> None:
-    assert read(*parts).length == length
-
-
-@pytest.mark.parametrize(
-    ("budget", "prompt", "output", "drafts", "forced"),
-    [
-        (2, START, [], [1, 2, 3], [None, None, 6, 6]),
-        (2, START, [1, 2], [6, 9, 5], [6, 9, None, None]),
-        (2, START, [1, 2, 6], [], [9]),
-        (0, START, [], [], [6]),
-        (1, [*START, 1, 2, 3], [], [6], [6, 9]),
-        (3, START, [1, 9], [4, 4, 4], [None] * 4),
-        (1, [1], [1, 1, 1], [7, 8, 1], [None, None, None, 6]),
-        (1, [*START, 4, 9], [1, 1], [], [None]),
-    ],
-)
-def test_the_budget_forces_tokens_after_each_draft(
-    budget: int, prompt: list[int], output: list[int], drafts: list[int], forced: list[int | None]
-) -> None:
-    made = ThinkingBudget(budget, prompt, make_config(PHRASE))
-    for _ in range(2):
-        made.read(output)
-        assert made.find_forced(drafts) == forced
 
 
 def test_tokens_that_are_taken_back_count_no_more() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import random
 from types import SimpleNamespace as Parts
 from typing import Any
 from unittest import mock
@@ -12,7 +11,6 @@ import pytest
 from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
-from eaglegate.engine.speculation.step_graphs import GraphMode, StepGraphs
 from eaglegate.engine.vllm_backend import graphs
 from eaglegate.engine.vllm_backend.graphs import (
     MAX_GRAPH_TOKENS,
@@ -116,12 +114,6 @@ def test_a_few_depths_need_a_few_times_the_graphs_of_one(most: int) -> None:
     assert count_full(declare(most, 256)) < 5 * alone
 
 
-def test_a_fixed_depth_finds_a_graph_in_every_batch() -> None:
-    for requests in (1, 2, 64):
-        manager = declare(7, requests, depth=2)
-        assert all(find_graph(manager, [2] * batch) for batch in range(1, requests + 1))
-
-
 @pytest.mark.parametrize(("most", "width"), [(1, 7), (3, 7), (3, 11), (3, 15), (7, 15), (7, 31)])
 def test_drafts_and_lookups_find_graphs(most: int, width: int) -> None:
     depths = [*choose_depths(most), width]
@@ -132,36 +124,6 @@ def test_drafts_and_lookups_find_graphs(most: int, width: int) -> None:
         for batch in range(1, min(64, widest // (depth + 1)) + 1):
             assert find_graph(manager, [depth] * batch) is not None, (depth, batch)
     assert find_graph(manager, [most, width]) is None
-
-
-def test_widths_that_differ_find_none() -> None:
-    """The planner's costs have a term for batches without a graph."""
-    manager = declare(7, 64)
-    assert find_graph(manager, [7, 7, 7]) == 24
-    assert find_graph(manager, [7, 7, 3]) is None
-    assert find_graph(manager, [2, 2, 2]) is None
-
-
-@pytest.mark.parametrize("requests", [1, 3, 8, 64, 200])
-@pytest.mark.parametrize("most", [3, 5, 7])
-def test_the_planner_expects_what_vllm_dispatches(most: int, requests: int) -> None:
-    """Mode and padding of FULL steps, for batches of every kind that a plan can make."""
-    manager = declare(most, requests)
-    depths = choose_depths(most)
-    sizes = manager.compilation_config.cudagraph_capture_sizes
-    table = declare_depths(depths, requests)
-    expected = StepGraphs(tuple(sorted(depth for *_, depth in table)), tuple(sizes))
-    draw = random.Random(most * requests)
-    for _ in range(400):
-        batch = draw.randint(1, requests)
-        one = draw.randint(0, most)
-        mixed = [draw.randint(0, most) for _ in range(batch)]
-        for widths in ([one] * batch, mixed, [*[one] * (batch - 1), 0]):
-            padded, mode = find_graph(manager, widths), expected.find_mode(widths)
-            assert (padded is not None) == (mode is GraphMode.FULL), widths
-            if padded is not None:
-                tokens = batch + sum(widths)
-                assert expected.pad(tokens) <= padded < expected.pad(tokens) + 2 * (8 + most)
 
 
 @pytest.mark.parametrize(
