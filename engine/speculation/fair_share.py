@@ -212,13 +212,17 @@ class FairShare:
             return self._leave_out(other_rows)
         self._save(bool(other_rows), prompt > 0, self._get_slack(latency_rows, alone_s))
         if self._since_alone >= ALONE_EVERY[not self._limits]:
+            # Where prompts cannot be split, no step is alone: a few attempts, and again later.
+            self._since_alone = max(self._since_alone, ALONE_EVERY[1])
+            if self._since_alone >= ALONE_EVERY[1] + ATTEMPTS - 1:
+                self._since_alone = 0
             return self._leave_out(other_rows)
         ration, step_rows = self._divide_rows(other_rows)
         if prompt:
             max_prompt = self.prices.count_prompt_tokens(self._reading)
             is_enough = max_prompt >= min(prompt, CHUNK)
             ration.prompt = min(prompt, max_prompt) if is_enough else 0
-        self._note_turns(step_rows, bool(ration.held_requests))
+        self._note_turns(other_rows, step_rows, bool(ration.held_requests))
         is_cut = ration.prompt is not None and ration.prompt < prompt
         self._limits = bool(ration.held_requests or ration.widths or is_cut)
         return ration
@@ -348,10 +352,10 @@ class FairShare:
 
     def _list_by_turn(self, rows: Sequence[DecodingRow]) -> list[DecodingRow]:
         """Order rows by turn: keys by virtual time, a key's rows by their last turn."""
-        turns = self._turns
         waiting_rows = sorted(rows, key=lambda row: self._last_turn.get(row.name, 0))
-        level = min(turns.values(), default=0.0)
-        times = {key: turns.get(key, level) for key in {self._find(r.name).key for r in rows}}
+        keys = {self._find(row.name).key for row in rows}
+        level = self._find_level(keys)
+        times = {key: self._turns.get(key, level) for key in keys}
         result = []
         while waiting_rows:
             row = min(waiting_rows, key=lambda row: times[self._find(row.name).key])
@@ -361,17 +365,24 @@ class FairShare:
             times[member.key] += 1 / member.weight
         return result
 
-    def _note_turns(self, rows: Sequence[DecodingRow], others_wait: bool) -> None:
+    def _find_level(self, keys: Collection[str]) -> float:
+        """Return the virtual time at which a new key starts: the least of the keys that are here,
+        or of the last ones that were."""
+        times = [time for key, time in self._turns.items() if key in keys]
+        return min(times or self._turns.values(), default=0.0)
+
+    def _note_turns(
+        self, rows: Sequence[DecodingRow], step_rows: Sequence[DecodingRow], others_wait: bool
+    ) -> None:
         """Charge keys for the turns of their requests. A key that comes back starts level with the
-        others."""
+        others, or behind them if it had had more when it left."""
         if not others_wait:
             self._turns.clear()
             return
-        if len(self._turns) > KEYS + len(self._members):
-            members = {member.key for member in self._members.values()}
-            self._turns = {key: time for key, time in self._turns.items() if key in members}
-        level = min(self._turns.values(), default=0.0)
-        for row in rows:
+        keys = {self._find(row.name).key for row in rows}
+        level = self._find_level(keys)
+        self._turns = {k: time for k, time in self._turns.items() if k in keys or time > level}
+        for row in step_rows:
             member = self._find(row.name)
             self._turns[member.key] = self._turns.get(member.key, level) + 1 / member.weight
             self._num_turns += 1

@@ -225,3 +225,30 @@ def test_a_prompt_is_read_in_pieces() -> None:
     pieces = [ration.prompt or 0 for ration in rations]
     assert sum(pieces) > 0 and max(pieces) < 500
     assert all(piece == 0 or piece >= 32 for piece in pieces)
+
+
+def test_a_measurement_that_never_comes_holds_nobody_for_good() -> None:
+    """Prompts that are read in one piece leave no step alone."""
+    share = make_share(slow=1.0)
+    rows = [DecodingRow("fast", 0), DecodingRow("slow", 0)]
+    run(share, rows)
+    num_waits = 0
+    for _ in range(400):
+        ration = share.ration(rows, 100, DEPTH)
+        assert ration is not None
+        num_waits += "slow" in ration.held_requests
+        share.settle([row for row in rows if row.name not in ration.held_requests], 100, DEPTH, 3)
+    assert num_waits < 300
+
+
+def test_a_new_key_starts_level_with_those_that_are_active() -> None:
+    """And not with one that left long ago."""
+    share = make_share(old=1.0, slow1=1.0, slow2=1.0)
+    for name, key in (("slow1", "first"), ("slow2", "second"), ("new", "new")):
+        share.remove(name)
+        share.add(name, ShareMember(key))
+    fast, *others = (DecodingRow(name, 0) for name in ("fast", "slow1", "slow2", "old", "new"))
+    run(share, [fast, *others[:3]], row=0.5, steps=20)
+    run(share, [fast, *others[:2]], row=0.5, steps=2000)
+    served, _, _ = run(share, [fast, *others[:2], others[3]], row=0.5, steps=300)
+    assert served["new"] < 2 * served["slow1"]
