@@ -45,8 +45,7 @@ LAB_COMMANDS = (
 
 def list_usages() -> list[tuple[str, str]]:
     """Return each command that is installed, as it is used, and its purpose."""
-    features = ((command.usage, command.summary) for command in list_commands())
-    return [*COMMANDS, *features, *(LAB_COMMANDS if exists("eaglegate.lab") else ())]
+    return [*COMMANDS, *list_commands().items(), *(LAB_COMMANDS if exists("eaglegate.lab") else ())]
 
 
 def format_usage() -> str:

@@ -7,12 +7,12 @@ a folder of ``features/`` can be removed without a trace.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastapi import APIRouter
 
@@ -33,41 +33,29 @@ audit judges what clients get, so nothing is outside of it.
 """
 
 
-class FeatureCommand(NamedTuple):
-    """A command of a feature, as the usage shows it. ``module`` has its ``main``."""
-
-    usage: str
-    summary: str
-    module: str
-
-
-COMMANDS = (
-    FeatureCommand(
-        "explain [ID]",
-        "show where the time of a request went, on a running gateway",
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "explain [ID]": (
         "eaglegate.features.explanations.command",
+        "show where the time of a request went, on a running gateway",
     ),
-    FeatureCommand(
-        "audit ACTION",
-        "show audits, replay a violation, release a workload",
+    "audit ACTION": (
         "eaglegate.features.audit.command",
+        "show audits, replay a violation, release a workload",
     ),
-    FeatureCommand(
-        "draft COMMAND",
+    "draft COMMAND": (
+        "eaglegate.features.canary.draft_command",
         "show, swap, try or roll back the draft of a running gateway",
-        "eaglegate.features.canary.draft_command",
     ),
-    FeatureCommand(
-        "canary",
+    "canary": (
+        "eaglegate.features.canary.draft_command",
         "try a draft, rules or a worker on part of the live traffic",
-        "eaglegate.features.canary.draft_command",
     ),
-    FeatureCommand(
-        "capture",
-        "inspect, export, import and delete captured requests",
+    "capture": (
         "eaglegate.features.capture.command",
+        "inspect, export, import and delete captured requests",
     ),
-)
+}
+"""The module with the ``main`` of each feature's command, and its purpose, by its usage."""
 
 
 @cache
@@ -101,15 +89,14 @@ def _list_modules(name: str) -> Iterator[ModuleType]:
             yield import_module(module)
 
 
-def list_commands() -> Iterator[FeatureCommand]:
-    """Yield the commands of the features that are installed."""
-    return (command for command in COMMANDS if exists(command.module))
+def list_commands() -> dict[str, str]:
+    """Return the purposes of the installed features' commands by usage."""
+    return {usage: purpose for usage, (module, purpose) in COMMANDS.items() if exists(module)}
 
 
 def find_command(name: str) -> str | None:
     """Return the module of a feature's command; None without such a feature."""
-    modules = {command.usage.split()[0]: command.module for command in list_commands()}
-    return modules.get(name)
+    return next((COMMANDS[usage][0] for usage in list_commands() if usage.split()[0] == name), None)
 
 
 def exists(module: str) -> bool:
