@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,11 @@ from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 from sqlalchemy import Table, create_engine, event, inspect
 from sqlalchemy.engine import URL, Engine, make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import StaticPool
 
 log = logging.getLogger(__name__)
 
-FREE_PAGES = 64
-"""Free pages that are left in the file for the next responses."""
-PAGES_AT_A_TIME = 8192
 MIN_SECRET = 4
 """Minimum length of a URL query value that is hidden in messages."""
 
@@ -121,28 +117,8 @@ def check_columns(engine: Engine, tables: Iterable[Table]) -> None:
 
 
 def enable_shrinking(engine: Engine) -> None:
-    """Enable incremental vacuum, which takes effect in new SQLite files."""
+    """Return pages of deleted rows to the file system. Takes effect in new SQLite files."""
 
     @event.listens_for(engine, "connect")
     def set_auto_vacuum(connection: Any, _record: Any) -> None:
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-
-
-def shrink(engine: Engine) -> None:
-    """Return free pages to the file system, a limited number per call. Never raises: unreturned
-    pages are reused.
-    """
-    try:
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            driver = connection.connection.driver_connection
-            assert driver is not None
-            if (free_pages := _pragma(driver, "freelist_count")) > FREE_PAGES:
-                pages = min(free_pages - FREE_PAGES // 2, PAGES_AT_A_TIME)
-                # One step frees one page, and ``execute`` takes only one.
-                driver.executescript(f"PRAGMA incremental_vacuum({pages})")
-    except (SQLAlchemyError, sqlite3.Error) as error:
-        log.warning("cannot shrink the response store: %s", error)
-
-
-def _pragma(driver: Any, name: str) -> int:
-    return int(driver.execute(f"PRAGMA {name}").fetchone()[0])
+        connection.execute("PRAGMA auto_vacuum = FULL")

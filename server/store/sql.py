@@ -43,7 +43,6 @@ from eaglegate.server.store.database import (
     enable_shrinking,
     hide_password,
     hide_secrets,
-    shrink,
 )
 
 log = logging.getLogger(__name__)
@@ -101,14 +100,13 @@ class SqlResponseStore:
         self._url = url
         try:
             self._engine = connect(url)
-            self._is_sqlite = self._engine.dialect.name == "sqlite"
             _prepare(self._engine)
         except (SQLAlchemyError, ImportError, OSError, ValueError, TypeError) as error:
             reason = hide_secrets(str(error), url)
             raise StoreError(
                 f"responses cannot be stored at {hide_password(url)}: {reason}"
             ) from None
-        workers = 1 if self._is_sqlite else CONNECTIONS
+        workers = 1 if self._engine.dialect.name == "sqlite" else CONNECTIONS
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="responses")
         self._sweep()
         self.conversations = conversations.SqlConversationStore(
@@ -152,7 +150,7 @@ class SqlResponseStore:
         return await self._run("deleted", self._delete, id, owner)
 
     async def sweep(self) -> None:
-        """Remove expired and surplus responses, and shrink the database. Never raises."""
+        """Remove expired and surplus responses. Never raises."""
         await asyncio.get_running_loop().run_in_executor(self._threads, self._sweep)
 
     async def aclose(self) -> None:
@@ -262,8 +260,6 @@ class SqlResponseStore:
             is_deleted = connection.execute(statement).rowcount > 0
             if is_deleted:
                 items.remove(connection, [id])
-        if self._is_sqlite:
-            shrink(self._engine)
         return is_deleted
 
     def _sweep(self) -> None:
@@ -272,8 +268,6 @@ class SqlResponseStore:
         """
         try:
             self._remove_surplus()
-            if self._is_sqlite:
-                shrink(self._engine)
         except SQLAlchemyError as error:
             log.error("cannot remove old responses: %s", self._read_cause(error))
 

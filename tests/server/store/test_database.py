@@ -23,7 +23,6 @@ from eaglegate.server.store.database import (
     enable_shrinking,
     hide_password,
     hide_secrets,
-    shrink,
     sqlite_directory,
 )
 from eaglegate.server.store.sql import SqlResponseStore
@@ -156,51 +155,7 @@ def test_a_new_file_can_shrink_from_its_first_page(tmp_path):
     enable_shrinking(engine)
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE t (x)")
-    assert pragma(tmp_path / "r.sqlite", "auto_vacuum") == 2
-
-
-def test_a_file_in_use_is_not_shrunk_and_the_log_says_so(tmp_path, caplog):
-    path = tmp_path / "r.sqlite"
-    with sqlite3.connect(path, timeout=0) as other:
-        other.execute("BEGIN EXCLUSIVE")
-        shrink(connect(f"sqlite:///{path}?timeout=0"))
-    assert "cannot shrink the response store: database is locked" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("pages", "left"),
-    [(database.FREE_PAGES, database.FREE_PAGES), (database.FREE_PAGES + 1, 32), (300, 32)],
-)
-def test_free_pages_go_but_for_those_that_the_next_responses_need(tmp_path, pages, left):
-    path = tmp_path / "r.sqlite"
-    engine = free_pages(path, pages)
-    shrink(engine)
-    assert pragma(path, "freelist_count") == left
-
-
-def test_not_too_many_pages_go_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(database, "PAGES_AT_A_TIME", 50)
-    path = tmp_path / "r.sqlite"
-    engine = free_pages(path, 300)
-    shrink(engine)
-    assert pragma(path, "freelist_count") == 250
-
-
-def free_pages(path: Path, count: int):
-    """A file that can shrink, with exactly so many free pages."""
-    engine = connect(f"sqlite:///{path}")
-    enable_shrinking(engine)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE t (id INTEGER PRIMARY KEY, x)")
-        rows = [(at, "x" * 4000) for at in range(count)]
-        connection.exec_driver_sql("INSERT INTO t VALUES (?, ?)", rows)
-    at = 0
-    while (free := pragma(path, "freelist_count")) < count and at < count:
-        with engine.begin() as connection:
-            connection.exec_driver_sql("DELETE FROM t WHERE id = ?", (at,))
-        at += 1
-    assert free == count
-    return engine
+    assert pragma(tmp_path / "r.sqlite", "auto_vacuum") == 1
 
 
 async def test_a_store_in_a_file_that_is_locked_opens_all_the_same(tmp_path):
