@@ -39,6 +39,7 @@ from eaglegate.engine.fleet.types import (
 )
 from eaglegate.engine.fleet.worker import IncompatibleWorker, InspectWorker, Worker
 from eaglegate.engine.supervision.policy import (
+    AppliedDepth,
     LossCause,
     RecoveryObserver,
     SupervisionTimeouts,
@@ -47,7 +48,6 @@ from eaglegate.engine.supervision.policy import (
 )
 from eaglegate.engine.supervision.pool import EnginePool, EngineSession, SessionSubmission
 from eaglegate.engine.supervision.recovery import FailureKind, InFlightRequest, RecoverableError
-from eaglegate.engine.supervision.resilient import AppliedDepth
 from eaglegate.engine.types import EngineInfo, EngineRequest, Health, Step
 from eaglegate.text.media.image import Image
 
@@ -136,7 +136,7 @@ class WorkerSlot(SessionSubmission):
 
 @dataclass(eq=False)
 class Fleet(EnginePool, CountsImages):
-    """See ``ResilientEngine``; ``make`` creates an engine for an address."""
+    """See ``EnginePool``; ``make`` creates an engine for an address."""
 
     make: Callable[[str], Engine]
     sources: Sequence[WorkerSource]

@@ -128,6 +128,17 @@ class StallDetector:
         return monotonic() - self._last_step if self.num_running else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class AppliedDepth:
+    """A depth bound that was set.
+
+    If ``pending``, no engine has confirmed it; it applies from the next engine on at the latest.
+    """
+
+    bound: int
+    pending: bool = False
+
+
 class LossCause(StrEnum):
     """Cause of an engine's loss."""
 

@@ -18,6 +18,7 @@ from functools import partial
 from eaglegate.engine.base import Engine, SupportsUnclaimed
 from eaglegate.engine.supervision.draft_blame import DeathInquiry, DraftBlame, DraftHold
 from eaglegate.engine.supervision.policy import (
+    AppliedDepth,
     LossLog,
     RecoveryObserver,
     StallDetector,
@@ -30,7 +31,6 @@ from eaglegate.engine.supervision.recovery import (
     RequestRecovery,
     Submission,
 )
-from eaglegate.engine.supervision.resilient import ResilientEngine
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import STEP_TOKENS, EngineInfo, EngineRequest, Step, StepSink
 
@@ -240,8 +240,10 @@ class SessionSubmission(Submission):
         self.delivered = self.session.useful = True
 
 
-class EnginePool(ResilientEngine, SupportsUnclaimed):
-    """Base of ``SupervisedEngine`` and ``Fleet``; see ``ResilientEngine``."""
+class EnginePool(Engine, SupportsUnclaimed):
+    """Engine that survives the loss of its backends, in-flight requests included: base of
+    ``SupervisedEngine`` and ``Fleet``.
+    """
 
     timeouts: SupervisionTimeouts
     observer: RecoveryObserver
@@ -254,6 +256,17 @@ class EnginePool(ResilientEngine, SupportsUnclaimed):
         self._losses = LossLog()
         self._recovery = RequestRecovery(self, self.timeouts, self.observer)
         self._changed = asyncio.Event()
+
+    async def set_depth(self, depth: int) -> AppliedDepth:
+        """Bound every request's depth. Returns at once, even while the backend restarts.
+
+        Raises ValueError if the engine has no depth to bound.
+        """
+        raise NotImplementedError
+
+    async def wait_failed(self) -> str:
+        """Wait until no engine will become available any more, and return the reason."""
+        raise NotImplementedError
 
     async def generate(self, request: EngineRequest, sink: StepSink) -> None:
         await self._recovery.generate(self._bound_depth(request), sink)
@@ -275,7 +288,7 @@ class EnginePool(ResilientEngine, SupportsUnclaimed):
 
     @property
     def step_tokens(self) -> int:
-        """See ``ResilientEngine``."""
+        """Maximum number of tokens that the running backends compute in a step, together."""
         return sum(session.info.step_tokens for session in self._sessions()) or STEP_TOKENS
 
     @property
@@ -285,7 +298,7 @@ class EnginePool(ResilientEngine, SupportsUnclaimed):
 
     @property
     def is_live(self) -> bool:
-        """See ``ResilientEngine``."""
+        """True while a backend runs, False while it restarts."""
         return next(iter(self._sessions()), None) is not None
 
     def reset_failures(self) -> None:

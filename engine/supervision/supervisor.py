@@ -36,6 +36,7 @@ from eaglegate.engine.errors import (
 from eaglegate.engine.speculation.draft_versions import SwapsDrafts
 from eaglegate.engine.speculation.scores import UNPACED, AnswerScores, AuditPace, ScoresAnswers
 from eaglegate.engine.supervision.policy import (
+    AppliedDepth,
     LossCause,
     RecoveryObserver,
     RestartPolicy,
@@ -52,7 +53,6 @@ from eaglegate.engine.supervision.pool import (
     close_engine,
 )
 from eaglegate.engine.supervision.recovery import FailureKind, InFlightRequest, RecoverableError
-from eaglegate.engine.supervision.resilient import AppliedDepth
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineInfo, EngineRequest, Health, PostMortem
 from eaglegate.text.media.image import Image
@@ -114,7 +114,7 @@ class LocalTurn:
 class SupervisedEngine(
     EnginePool, SupportsPlanning, SwapsDrafts, ScoresAnswers, DropsBlocks, CountsImages
 ):
-    """Engine of one event loop that restarts its backend; see ``ResilientEngine``.
+    """Engine of one event loop that restarts its backend; see ``EnginePool``.
 
     It has itself those capabilities that must not fail or be forgotten with a backend.
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from eaglegate.engine.fleet.fleet import Fleet
     from eaglegate.engine.speculation.swap import DraftManager
     from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
-    from eaglegate.engine.supervision.resilient import ResilientEngine
+    from eaglegate.engine.supervision.pool import EnginePool
     from eaglegate.engine.types import EngineInfo
     from eaglegate.server.generation.trials import ConstraintProbe
     from eaglegate.text.parsing.parser import ParserFallback
@@ -81,7 +81,7 @@ class Backend(Protocol):
 
     def create_engine(
         self, timeouts: SupervisionTimeouts, observer: RecoveryObserver
-    ) -> ResilientEngine:
+    ) -> EnginePool:
         """Create the engine without starting it. Call once."""
         ...
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from eaglegate.engine.base import Engine
 from eaglegate.engine.speculation.policy import SpeculationPolicy
-from eaglegate.engine.supervision.resilient import ResilientEngine
+from eaglegate.engine.supervision.pool import EnginePool
 from eaglegate.engine.types import EngineInfo
 from eaglegate.server.access.admission import Admission
 from eaglegate.server.apis.shared.gateway import Gateway
@@ -27,7 +27,7 @@ class Core:
 
     settings: Settings
     backend: Backend
-    engine: ResilientEngine
+    engine: EnginePool
     telemetry: Telemetry
     policy: SpeculationPolicy
     admission: Admission

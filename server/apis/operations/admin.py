@@ -16,7 +16,7 @@ from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineDead, Eng
 from eaglegate.engine.speculation.draft_versions import DraftSwap
 from eaglegate.engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
 from eaglegate.engine.speculation.swap import DraftManager
-from eaglegate.engine.supervision.resilient import AppliedDepth
+from eaglegate.engine.supervision.policy import AppliedDepth
 from eaglegate.server.apis.shared.fields import RequestModel
 from eaglegate.server.apis.shared.gateway import Controls, Gateway
 from eaglegate.server.apis.shared.openapi import describe_body

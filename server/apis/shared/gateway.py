@@ -12,8 +12,7 @@ from eaglegate.engine.events import NullObserver, Observer
 from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.speculation.swap import DraftManager
 from eaglegate.engine.supervision.draft_blame import DraftHold
-from eaglegate.engine.supervision.policy import EngineLoss
-from eaglegate.engine.supervision.resilient import AppliedDepth
+from eaglegate.engine.supervision.policy import AppliedDepth, EngineLoss
 from eaglegate.server.access.budget import RequestBudget
 from eaglegate.server.access.cross_origin import CrossOriginPolicy
 from eaglegate.server.access.keys import KeyRing

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from eaglegate.engine.base import SupportsPlanning
 from eaglegate.engine.steps import read_steps
-from eaglegate.engine.supervision.resilient import AppliedDepth
+from eaglegate.engine.supervision.policy import AppliedDepth
 from eaglegate.engine.types import Sampling
 from tests.engine.supervision.mortal import (
     FAST,

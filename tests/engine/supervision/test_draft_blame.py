@@ -8,7 +8,7 @@ import pytest
 
 from eaglegate.engine.errors import RequestQuarantined
 from eaglegate.engine.supervision.draft_blame import WINDOW_S, DeathInquiry, DraftBlame
-from eaglegate.engine.supervision.resilient import AppliedDepth
+from eaglegate.engine.supervision.policy import AppliedDepth
 from tests.engine.supervision.mortal import (
     Cradle,
     ask,

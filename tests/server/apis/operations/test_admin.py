@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from eaglegate.engine.supervision.policy import LossCause, create_loss
-from eaglegate.engine.supervision.resilient import AppliedDepth
+from eaglegate.engine.supervision.policy import AppliedDepth, LossCause, create_loss
 from eaglegate.server.apis.shared.gateway import Controls
 from eaglegate.server.errors import ConfigError
 

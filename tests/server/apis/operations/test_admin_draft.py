@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 
 from eaglegate.engine.errors import EngineDead, EngineFailed
-from eaglegate.engine.supervision.resilient import AppliedDepth
+from eaglegate.engine.supervision.policy import AppliedDepth
 from eaglegate.features.canary import draft_command as command
 from eaglegate.features.canary.changes import CanaryChanges
 from eaglegate.features.canary.promoted import PromotedRules
