@@ -30,7 +30,7 @@ from eaglegate.features.canary.arms import (
     measure_request,
 )
 from eaglegate.features.canary.effects import describe_effect
-from eaglegate.features.canary.keyed_test import KeyedTest
+from eaglegate.features.canary.keyed_test import TOKENS, KeyedTest, differ_in_load
 from eaglegate.features.canary.outcomes import CanaryVerdict
 from eaglegate.features.canary.sequential import (
     CanaryFindings,
@@ -161,10 +161,14 @@ class Canary:
     def _sum_arms(self) -> ArmsNow:
         watched_sums, control = self._watched, self._sums[Arm.CONTROL]
         parts = self._by_key.values() if len(self._by_key) > 1 else ()
-        rests = (
-            ArmsNow(watched_sums - key_candidate, control - key_control)
-            for key_control, key_candidate in parts
-        )
+        rests = []
+        for key_control, key_candidate in parts:
+            rest = watched_sums - key_candidate
+            if self.change.by_slots and differ_in_load(
+                (key_control.tokens, control.tokens), (key_candidate.tokens, watched_sums.tokens)
+            ):
+                rest = replace(rest, timed=0)  # the key's load alone may have slowed the others
+            rests.append(ArmsNow(rest, control - key_control))
         return ArmsNow(watched_sums, control, tuple(rests))
 
     def _record(self, fact: RequestEnded) -> None:
@@ -187,6 +191,9 @@ class Canary:
                 return
             self._failed_late.add(session)
             metrics = measure_ending
+        if self.change.by_slots:
+            tokens = self._values[arm].setdefault(TOKENS, {})
+            tokens.setdefault(session, []).append(float(record.totals.tokens))
         for metric, value in metrics(record):
             self._values[arm].setdefault(metric, {}).setdefault(session, []).append(value)
 

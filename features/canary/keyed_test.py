@@ -3,6 +3,9 @@
 A client sees the arm of its requests and can make those of one arm fail, or be slow. Its share of
 the traffic is its own choice as well. A verdict therefore has to hold without any one key's
 requests. A gateway whose requests all have one key, or none, is tested as a whole.
+
+A key that sends more in one arm's slots slows everybody there. Where a key's share of the tokens is
+uneven, the block says nothing of the TPOT of the others.
 """
 
 from __future__ import annotations
@@ -17,6 +20,13 @@ from eaglegate.features.canary.sequential import CanaryFindings, CanaryTest, Ses
 MAX_KEYS = 50
 """Most keys that are left out in turn. A key beyond the largest 50 has at most 2 % of the sessions,
 which is the smallest margin."""
+
+
+UNEVEN = 0.3
+"""Difference of a key's shares of both slots' tokens from which its load may explain a TPOT."""
+TOKENS = "tokens"
+"""Name of the tokens of each session among the metrics of a slot; absent if both arms serve at the
+same time."""
 
 
 class KeyedTest:
@@ -59,9 +69,28 @@ def _leave_out(block: SlotPair, key: str | None) -> SlotPair:
     def filter_sessions(values: SessionValues) -> SessionValues:
         return {session: value for session, value in values.items() if session[0] != key}  # type: ignore[index]
 
+    arms = block.control, block.candidate
+    tokens = [arm.get(TOKENS, {}) for arm in arms]
+    totals = [_add_up(sessions) for sessions in tokens]
+    rests = [_add_up(filter_sessions(sessions)) for sessions in tokens]
+    is_uneven = differ_in_load((rests[0], totals[0]), (rests[1], totals[1]))
     return SlotPair(
         *(
-            {metric: filter_sessions(values) for metric, values in arm.items()}
-            for arm in (block.control, block.candidate)
+            {
+                metric: filter_sessions(values)
+                for metric, values in arm.items()
+                if not (is_uneven and metric.startswith("tpot"))
+            }
+            for arm in arms
         )
     )
+
+
+def differ_in_load(control: tuple[float, float], candidate: tuple[float, float]) -> bool:
+    """Return True if the parts of both (part, total) are too different for a comparison of TPOT."""
+    shares = [part / (total or 1.0) for part, total in (control, candidate)]
+    return abs(shares[0] - shares[1]) > UNEVEN
+
+
+def _add_up(sessions: SessionValues) -> float:
+    return sum(map(sum, sessions.values()))

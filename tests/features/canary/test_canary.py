@@ -323,6 +323,29 @@ async def test_no_verdict_rests_on_the_requests_of_one_key(
     assert served(scene) == scene.control
 
 
+@pytest.mark.parametrize("slower", [1.5, 6.0])
+async def test_no_verdict_rests_on_the_load_of_one_key(scene: Scene, slower: float) -> None:
+    """A client sends long requests in the candidate's slots alone, which slows all others there."""
+    canary = await start(scene, 2.0, rules=replace(RULES, max_blocks=20))
+
+    def is_candidate(record: SimpleNamespace) -> bool:
+        return bool(record.drafts[0] != scene.control)
+
+    def load(record: SimpleNamespace) -> None:
+        if is_candidate(record):
+            record.totals = Totals(requests=1, tokens=2000, verify_steps=40, accepted=80)
+
+    def slow(fact: RequestEnded) -> None:
+        record: Any = fact.record
+        if is_candidate(record):
+            record.choices = (SimpleNamespace(tpot=slower * record.choices[0].tpot, tools=()),)
+
+    scene.traffic.hostile = load
+    scene.traffic.facts.subscribe(RequestEnded, slow)
+    found = await canary.run()
+    assert found.verdict is CanaryVerdict.UNDECIDED, found.reason
+
+
 @pytest.mark.parametrize(
     ("gain", "verdict"), [(3.0, CanaryVerdict.PROMOTE), (1.0, CanaryVerdict.ROLL_BACK)]
 )
