@@ -5,9 +5,9 @@ survivals S_rj (survival.py) and step time c (step_cost.py) the rate to maximise
 
     (B + sum over r, j <= d_r of S_rj) / c(B, sum of d_r, K),   0 <= d_r <= K.
 
-For a given rate, a draft token is worth verifying if its survival exceeds rate x seconds per
-verified token. One threshold therefore gives the best widths of every K at once, and Dinkelbach's
-iteration (Management Science 13, 1967) on the rate finds the optimum in two or three rounds.
+At the best rate, a draft token is worth verifying if its survival exceeds rate x seconds per
+verified token. One threshold on survival therefore gives the widths of all requests, and the best
+pair of K and threshold is the best plan.
 
 K is fixed before the drafts are known; the widths apply to the step that verifies them. A plan is
 kept for a few steps, and longer while no drafts are verified. Observations made meanwhile are
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from eaglegate.engine.speculation.found_share import FoundShare
 from eaglegate.engine.speculation.probes import Optimum, Probes
-from eaglegate.engine.speculation.step_cost import ObservedStep, StepCostModel
+from eaglegate.engine.speculation.step_cost import SURPRISE, ObservedStep, StepCostModel
 from eaglegate.engine.speculation.step_graphs import StepGraphs
 from eaglegate.engine.speculation.survival import SurvivalEstimator
 from eaglegate.engine.speculation.uniform import prefer_uniform
@@ -40,10 +40,8 @@ from eaglegate.engine.types import DepthReason
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.integer[Any]]
 
-ROUNDS = 4
-"""Most iterations on the rate."""
-CLOSE = 5e-3
-"""Relative change of the rate below which the iteration stops."""
+THRESHOLDS = 32
+"""Most thresholds of a plan."""
 GAIN = 0.01
 """Least relative gain for which the depth is changed."""
 FIXED_EVERY = 8
@@ -210,6 +208,8 @@ class DepthPlanner:
         self._ended: list[str] = []
         """Ended requests, which may still have observed steps to learn."""
         self._committed = 0
+        self._probe_steps = 0
+        """Steps of the last plan, if it is a probe."""
         self._last: _PlanState | None = None
         self._fresh = True
         """True if the next step needs a new plan, because of a probe, a moved request or a
@@ -255,11 +255,12 @@ class DepthPlanner:
         if state is None:
             self._learn()
             state = self._make_plan(requests, bounds, floors)
-            self._fresh, self._news = state.plan.reason in EXPLORING, False
+            self._fresh = self._news = False
         else:
             self._probes.count_step()
         self._last = state
         state.steps += 1
+        self._fresh = self._fresh or state.steps == self._probe_steps
         self.totals.planning_s += perf_counter() - start_s
         return state.plan
 
@@ -306,7 +307,7 @@ class DepthPlanner:
         if optimum.depth != self._best:
             self._best = optimum.depth
             self._probes.restart()
-        depth, widths, reason = self._choose(requests, optimum)
+        depth, widths, reason, self._probe_steps = self._choose(requests, optimum)
         if reason is DepthReason.COST and optimum.is_pinned(floors):
             reason = DepthReason.PINNED
         elif reason is DepthReason.COST:
@@ -329,19 +330,21 @@ class DepthPlanner:
             return np.ones_like(survival)
         return np.maximum(self._found.estimate(requests), survival)
 
-    def _choose(self, requests: Sequence[str], optimum: Optimum) -> tuple[int, Ints, DepthReason]:
+    def _choose(
+        self, requests: Sequence[str], optimum: Optimum
+    ) -> tuple[int, Ints, DepthReason, int]:
         """Choose the optimum, a depth that an operator holds, or a probe."""
         self._probes.count_step()
         if self.frozen_depth is not None:
             depth = max(optimum.min_depth, min(self.frozen_depth, self.depth))
-            return depth, np.minimum(optimum.bounds, depth), DepthReason.FROZEN
+            return depth, np.minimum(optimum.bounds, depth), DepthReason.FROZEN, 0
         steps_at = self.cost.steps_at(len(requests))
         trials, age = self.survival.trials(requests), self.survival.age(requests)
         probe = self._probes.choose(optimum, steps_at, trials, age)
         if probe is None:
-            return optimum.depth, optimum.widths, DepthReason.COST
+            return optimum.depth, optimum.widths, DepthReason.COST, 0
         reason = DepthReason.COLD if probe.is_cold else DepthReason.PROBE
-        return probe.depth, probe.widths, reason
+        return probe.depth, probe.widths, reason, probe.steps
 
     def observe(
         self,
@@ -430,6 +433,8 @@ class DepthPlanner:
             step.seconds, self._committed, step.batch, step.verified, step.depth, reason
         )
         self.recent.append(planned_step)
+        if taken_s < (1 - SURPRISE) * expected_s:
+            self._probes.refund(expected_s - taken_s)
         self._probes.save(step.seconds)
 
     def describe(self, recent: int = 0) -> dict[str, object]:
@@ -460,51 +465,50 @@ class DepthPlanner:
     def _find_optimum(
         self, survival: Floats, lookup_rates: Floats, bounds: Ints, min_depth: int
     ) -> Optimum:
-        """Find the optimum by Dinkelbach's method, and keep the last depth if it is almost as
-        good.
+        """Find the depth and the threshold with the highest rate, and keep the last depth if it is
+        almost as good.
 
         ``survival`` and ``lookup_rates`` have the shape (requests, K), ``bounds`` (requests,). No
         depth below ``min_depth`` is chosen, because a request has asked for that depth.
         """
-        rate, batch = self._rate, len(survival)
+        batch = len(survival)
         # Value of verifying a token: its probability to be committed, if the draft is found. One
         # that is not found costs nothing. The minimum over the positions before makes the values
         # fall, so that the tokens above a threshold are the first ones: a width.
         value = np.minimum.accumulate(survival / lookup_rates, axis=1)  # (requests, K)
-        tokens = np.full(self.depth + 1, float(batch))  # (K + 1,), at every depth
-        num_verified = np.zeros(self.depth + 1)
-        base, per_token = self.cost.line(batch)  # (K + 1,), seconds
-        token_s = self.cost.per_token(batch)
-        # Dinkelbach's method for the maximum of a ratio tokens / seconds (Management Science 13,
-        # 1967): with the rate of the last round as the price of a second, choose what maximises
-        # tokens - rate x seconds. The rate of that choice is the next price. It rises from the
-        # second round on, and two or three rounds suffice, because the first price is close: it is
-        # the rate of the last plan.
-        for _ in range(ROUNDS):
-            pay_mask = value > rate * token_s  # (requests, K): worth more than the time it takes
-            np.cumsum((survival * pay_mask).sum(axis=0), out=tokens[1:])
-            tokens[1:] += batch  # every request commits a token of the target as well
-            np.cumsum((lookup_rates * pay_mask).sum(axis=0), out=num_verified[1:])
-            seconds = base + per_token * num_verified
-            rates = tokens / seconds
-            free_depth = int(rates.argmax())
-            rates[:min_depth] = 0.0
-            # A depth whose last draft no request verifies is dropped. Otherwise noise in the times
-            # of two depths could choose it, and the draft model would run for nothing.
-            rates[min_depth + 1 :] *= pay_mask[:, min_depth:].any(axis=0)
-            depth = int(rates.argmax())
-            best_rate = float(rates[depth])
-            if abs(best_rate - rate) <= CLOSE * best_rate:
-                break
-            rate = best_rate
-        self._rate = best_rate
+        thresholds = _list_thresholds(value)  # (T,), falling
+        # Sums over the tokens of at least the value of every threshold, up to every depth.
+        classes = np.searchsorted(-thresholds, -value)  # (requests, K)
+        tokens = batch + _sum_up(survival, classes, len(thresholds))  # (K + 1, T)
+        verified = _sum_up(lookup_rates * (survival > 0.0), classes, len(thresholds))
+        seconds = self.cost.mixed_seconds(batch, verified)
+        rates = tokens / seconds
+        free_depth = int(rates.max(axis=1).argmax())
+        rates[:min_depth] = 0.0
+        # A depth whose last draft no request verifies is dropped. Otherwise noise in the times
+        # of two depths could choose it, and the draft model would run for nothing.
+        rates[min_depth + 1 :] *= np.diff(verified, axis=0)[min_depth:] > 0.0
+        best = rates.argmax(axis=1)  # (K + 1,), the best threshold at every depth
+        depths = np.arange(self.depth + 1)
+        best_rates = rates[depths, best]
+        depth = int(best_rates.argmax())
         # Hysteresis: otherwise noise in two nearly equal rates would change the depth at every
         # plan, and each change restarts the probes.
-        if rates[self._best] >= (1 - GAIN) * best_rate:
+        if best_rates[self._best] >= (1 - GAIN) * best_rates[depth]:
             depth = self._best
-        widths = (value[:, :depth] > best_rate * token_s).sum(axis=1)
+        self._rate = float(best_rates[depth])
+        widths = (value[:, :depth] >= thresholds[best[depth]]).sum(axis=1)
+        token_s = self.cost.per_token(batch, float(verified[depth, best[depth]]))
         return Optimum(
-            depth, widths, bounds, min_depth, survival, best_rate, seconds, token_s, free_depth
+            depth,
+            np.minimum(widths, bounds),
+            bounds,
+            min_depth,
+            survival,
+            self._rate,
+            seconds[depths, best],
+            token_s,
+            free_depth,
         )
 
     def _count_steps(self) -> None:
@@ -525,6 +529,24 @@ class DepthPlanner:
         seconds = self.cost.seconds(batch, state.fixed_verified)
         totals.planned_s += num_steps * plan.seconds
         totals.fixed_s += num_steps * plan.tokens * seconds / state.fixed_tokens
+
+
+def _list_thresholds(value: Floats) -> Floats:
+    """Return values, falling, at which the tokens to verify may end: all of them, or quantiles."""
+    values = np.sort(value, axis=None)[::-1]
+    if len(values) <= THRESHOLDS:
+        return values
+    return values[np.linspace(0, len(values) - 1, THRESHOLDS).astype(np.int64)]
+
+
+def _sum_up(amounts: Floats, classes: Ints, num_classes: int) -> Floats:
+    """Return the sums of ``amounts`` (requests, K) over the positions up to every depth and over
+    the classes up to every class, in shape (K + 1, num_classes)."""
+    depth = amounts.shape[1]
+    places = classes + num_classes * np.arange(depth)
+    sums = np.bincount(places.ravel(), amounts.ravel(), depth * num_classes)
+    by_class = sums.reshape(depth, num_classes).cumsum(axis=1)
+    return np.vstack([np.zeros(num_classes), by_class.cumsum(axis=0)])
 
 
 def _find_reason(conditional: Floats, bounds: Ints, depth: int, max_depth: int) -> DepthReason:

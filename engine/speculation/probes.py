@@ -1,9 +1,10 @@
 """Probes of the depth planner: steps at other depths than the best.
 
 A verify step teaches every position up to its width. Deeper positions, and the time of rarely used
-depths, need probes: steps that are one deeper than the best, or shallower. A budget pays their
-expected loss, which is a share of the elapsed time. After each probe that changed nothing, the wait
-for the next one doubles. New requests are probed without waiting.
+depths, need probes: steps that are one deeper than the best, or shallower. Two budgets, each a
+share of the elapsed time, pay their expected loss. The expectation is what a probe tests, so it
+never forbids one for long, and a surprise pays it back. After each deeper probe that changed
+nothing, the wait for the next one doubles. New requests are probed without waiting.
 """
 
 from __future__ import annotations
@@ -22,14 +23,20 @@ Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.integer[Any]]
 
 PROBE_SHARE = 0.005
-"""Share of the time that probes may take."""
+"""Share of the time that deeper probes may take, and that shallower ones may."""
 SAVED_STEPS = 0.5
 """Most that the budget saves, in steps."""
 COLD_TRIALS = 2.0
 """Trials of its own below which a request counts as unknown."""
+PROBE_ROWS = 8
+"""Most requests that try a deeper position together."""
 COLD_STEPS = 8
 """Number of first verify steps in which a request may count as unknown."""
-LONGEST_WAIT = 256
+TIMING_STEPS = 2
+"""Steps of a probe that shall tell a time. The first one verifies the drafts of the step before."""
+TIMING_GAP = 8
+"""Least steps between shallower probes."""
+LONGEST_WAIT = 128
 """Most steps between probes."""
 
 
@@ -75,30 +82,80 @@ class Probe:
     depth: int
     widths: Ints
     is_cold: bool = False
+    steps: int = 1
+    """Steps for which it is kept."""
+
+
+class _Budget:
+    """Time that probes may take: a share of all time."""
+
+    def __init__(self) -> None:
+        self._saved_s = 0.0
+        self._limit_s = math.inf
+        """Most that a probe is charged: what is saved in ``LONGEST_WAIT`` steps. A belief that
+        makes probes dear could otherwise forbid the probe that would correct it."""
+        self._price_s = 0.0
+        """Price of the cheapest probe that was not paid since ``reset``; infinite if none."""
+
+    @property
+    def is_enough(self) -> bool:
+        return self._saved_s >= self._price_s
+
+    def ask(self, price_s: float = math.inf) -> None:
+        """Set the price of the next probe, to know when it can be paid."""
+        self._price_s = price_s
+
+    def save(self, step_s: float) -> None:
+        """Add the share of a step, up to half a step or to the price that was not paid."""
+        self._limit_s = PROBE_SHARE * LONGEST_WAIT * step_s
+        most_s = max(SAVED_STEPS * step_s, min(self._price_s, self._limit_s))
+        saved_s = min(self._saved_s + PROBE_SHARE * step_s, most_s)
+        self._saved_s = max(self._saved_s, saved_s)
+
+    def refund(self, seconds: float) -> None:
+        self._saved_s = min(self._saved_s + seconds, self._limit_s)
+
+    def pay(self, seconds: float) -> bool:
+        """Deduct a probe's expected loss; return False if there is too little."""
+        price_s = min(seconds, self._limit_s)
+        if price_s > self._saved_s:
+            self._price_s = min(self._price_s, price_s)
+            return False
+        self._saved_s -= max(0.0, price_s)
+        return True
 
 
 class Probes:
     """Choice of probes for one planner."""
 
     def __init__(self) -> None:
-        self._budget_s = 0.0
-        self._price_s = 0.0
-        """Price of the cheapest probe that the budget did not pay; infinite if there is none."""
+        self._times, self._drafts = _Budget(), _Budget()
+        """Budgets of probes at shallower and at deeper depths. Neither starves the other."""
         self._wait = 1
         self._waited = 0
+        self._untimed = TIMING_GAP
+        """Steps since the last probe of a time."""
 
     @property
     def is_due(self) -> bool:
         """True if a probe may be chosen at the next step."""
-        return self._waited + 1 >= self._wait and self._budget_s >= self._price_s
+        is_waiting = self._waited + 1 < self._wait
+        return self._times.is_enough or (self._drafts.is_enough and not is_waiting)
 
     def save(self, seconds: float) -> None:
-        """Add the share of a step's time to the budget."""
-        self._budget_s += PROBE_SHARE * seconds
-        self._budget_s = min(self._budget_s, SAVED_STEPS * seconds)
+        """Add the shares of a step's time to the budgets."""
+        self._times.save(seconds)
+        self._drafts.save(seconds)
+
+    def refund(self, seconds: float) -> None:
+        """Add the time that a step took less than was believed, and probe again without a wait."""
+        self._times.refund(seconds)
+        self._drafts.refund(seconds)
+        self.restart()
 
     def count_step(self) -> None:
         self._waited += 1
+        self._untimed += 1
 
     def restart(self) -> None:
         """Probe again without a wait, because the best depth has changed."""
@@ -110,56 +167,59 @@ class Probes:
         ``steps_at`` counts the observed steps at every depth, ``trials`` those of every request and
         position, and ``age`` the verify steps of every request.
         """
-        self._price_s = math.inf
-        untimed_mask = steps_at[optimum.min_depth : optimum.depth] < TIMED
-        if untimed_mask.any() and (
-            probe := self._choose_shallower(optimum, int(untimed_mask.argmax()))
-        ):
-            return probe
+        self._times.ask()
+        self._drafts.ask()
+        if optimum.depth > optimum.min_depth and self._untimed >= TIMING_GAP:
+            depth = min(optimum.min_depth, optimum.depth - 1, key=steps_at.__getitem__)
+            if steps_at[depth] < TIMED and (probe := self._choose_shallower(optimum, depth)):
+                return probe
         deepest_mask = optimum.deepest
         if optimum.depth == optimum.survival.shape[1] or not deepest_mask.any():
             return None
         cold_mask = deepest_mask & (trials[:, optimum.depth] < COLD_TRIALS) & (age < COLD_STEPS)
         if cold_mask.any():
-            return self._choose_deeper(optimum, cold_mask, is_cold=True)
+            rows = _limit_rows(cold_mask, trials[:, optimum.depth])
+            return self._choose_deeper(optimum, rows, is_cold=True)
         if self._waited < self._wait:
-            self._price_s = 0.0
+            self._drafts.ask(0.0)
             return None
-        probe = self._choose_deeper(optimum, deepest_mask, is_cold=False)
+        # Acceptance is learnt from a few requests as well as from all. Only all show a step's time.
+        steps = TIMING_STEPS if self._wait == LONGEST_WAIT else 1
+        rows = deepest_mask if steps > 1 else _limit_rows(deepest_mask, trials[:, optimum.depth])
+        probe = self._choose_deeper(optimum, rows, is_cold=False, steps=steps)
         if probe is not None:
             self._waited = 0
             self._wait = min(2 * self._wait, LONGEST_WAIT)
         return probe
 
-    def _choose_shallower(self, optimum: Optimum, index: int) -> Probe | None:
-        """Choose the depth ``index`` above the least, only to measure its time."""
-        if self._waited <= 2:
-            self._price_s = 0.0
-            return None
-        depth = optimum.min_depth + index
+    def _choose_shallower(self, optimum: Optimum, depth: int) -> Probe | None:
+        """Choose a depth below the best, only to measure its time."""
         positions = np.arange(1, optimum.depth + 1)
         survival = optimum.survival[:, : optimum.depth] * (positions <= optimum.widths[:, None])
         lost_s = optimum.get_tokens_s(float(survival[:, depth:].sum()))
-        if not self._pay(lost_s - float(optimum.seconds[optimum.depth] - optimum.seconds[depth])):
+        lost_s -= float(optimum.seconds[optimum.depth] - optimum.seconds[depth])
+        if not self._times.pay(TIMING_STEPS * lost_s):
             return None
-        self._waited = 0
-        return Probe(depth, np.minimum(optimum.widths, depth))
+        self._untimed = 0
+        return Probe(depth, np.minimum(optimum.widths, depth), steps=TIMING_STEPS)
 
-    def _choose_deeper(self, optimum: Optimum, mask: Any, is_cold: bool) -> Probe | None:
+    def _choose_deeper(
+        self, optimum: Optimum, mask: Any, is_cold: bool, steps: int = 1
+    ) -> Probe | None:
         """Choose the depth one above the best, for the requests in ``mask``."""
         depth = optimum.depth
         cost_s = float(optimum.seconds[depth + 1] - optimum.seconds[depth])
         cost_s += int(mask.sum()) * optimum.token_s
         gain_s = optimum.get_tokens_s(float(optimum.survival[mask, depth].sum()))
-        if not self._pay(cost_s - gain_s):
+        if not self._drafts.pay(cost_s - gain_s):
             return None
-        return Probe(depth + 1, np.where(mask, depth + 1, optimum.widths), is_cold)
+        widths = np.where(mask, depth + 1, optimum.widths)
+        return Probe(depth + 1, widths, is_cold, steps)
 
-    def _pay(self, seconds: float) -> bool:
-        """Deduct a probe's expected loss from the budget; return False if the budget is too
-        small."""
-        if seconds > self._budget_s:
-            self._price_s = min(self._price_s, seconds)
-            return False
-        self._budget_s -= max(0.0, seconds)
-        return True
+
+def _limit_rows(mask: Any, trials: Floats) -> Any:
+    """Return the mask of at most ``PROBE_ROWS`` requests of ``mask``, the least tried ones."""
+    least_tried = np.where(mask, trials, np.inf).argsort(kind="stable")[:PROBE_ROWS]
+    limited = np.zeros_like(mask)
+    limited[least_tried] = True
+    return limited & mask

@@ -1,27 +1,35 @@
-"""Time of a step, learnt from step times: linear in the step's work and its graph mode.
+"""Time of a step, learnt from the newest times of steps of every kind.
 
-seconds = speed x (fixed + request B + verified_token V + drafting [K > 0] + depth K
-                   + depth_and_request K B + verifying [V > 0] + prompt [P > 0] + prompt_token P),
+seconds = speed x correction x (fixed + request B + verified_token V + drafting [K > 0] + depth K
+          + depth_and_request K B + verifying [V > 0] + prompt [P > 0] + prompt_token P
+          + sum of knee_n max(0, B + V - n)),
 
 with the weights of ``StepTerms``, for B requests, V verified draft tokens, K draft tokens made for
 each request after verifying, and P prompt tokens read in the same step. If the depth changes,
-making drafts and verifying them happen in different steps, so each has a fixed part. With CUDA
-graphs (step_graphs.py) B + V is the padded size of the step, and two more weights are the extra
-times of a step with PIECEWISE graphs and of a step without graphs.
+making drafts and verifying them happen in different steps, so each has a fixed part. Up to a number
+of tokens a step takes the time to read the weights, and beyond it the time to compute. The knee
+terms follow that as a convex, piecewise linear function. With CUDA graphs (step_graphs.py) B + V is
+the padded size of the step, and two more weights are the extra times of a step with PIECEWISE
+graphs and of a step without graphs.
 
-Weights and speed are the state of an extended Kalman filter (Kalman, J. Basic Engineering 82, 1960)
-on the logarithm of a step's time. The speed may change fast, the weights slowly, so that a machine
-that slows down does not make the depth in use look worse than others. Small corrections per batch
-size and depth cover the nonlinear part. For the same reason, a depth that was rarely seen with a
-batch size takes the correction of the depths that were.
+Steps of about the same content share a *cell*, which keeps its newest times. Their median is what
+the model believes of the cell, so that no single outlier counts and every belief ends after a few
+other times, however wrong it was. The weights are a least squares fit to the medians. Old cells
+weigh less. A correction per batch size and depth covers what the fit does not explain.
+
+The *speed* of the machine is the median of the newest steps' times over their expectation. A run of
+equal steps teaches its cell by its first steps, and the speed by the others. So the difference
+between two kinds of steps is learnt where one follows the other, and a machine that slows down does
+not make the depth in use look worse than others.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping
-from copy import deepcopy
 from operator import mul
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +39,12 @@ from eaglegate.engine.speculation.step_graphs import GraphMode, StepGraphs
 
 Floats = NDArray[np.floating[Any]]
 Row = list[float]
+Cell = tuple[int, int, int, int, int]
+"""Classes of batch size, verified tokens and prompt tokens, with the depth and the graph mode."""
+
+KNEES = (128, 256, 512)
+"""Tokens of a step beyond which each may take longer. An H100 changes from reading weights to
+computing at about 200 to 300 tokens (``GpuTable`` in lab/benchmarks/regret_sim.py)."""
 
 
 class StepTerms(NamedTuple):
@@ -48,6 +62,9 @@ class StepTerms(NamedTuple):
     verifying: float
     prompt: float
     prompt_token: float
+    knee_128: float
+    knee_256: float
+    knee_512: float
     piecewise: float = 0.0
     no_graph: float = 0.0
 
@@ -62,46 +79,51 @@ GUESS = StepTerms(
     verifying=0.01,
     prompt=0.1,
     prompt_token=0.01,
+    knee_128=0.001,
+    knee_256=0.001,
+    knee_512=0.001,
     piecewise=0.05,
     no_graph=0.2,
 )
-"""Initial weights, in units of a step of one request without a draft. vLLM's authors measured 1 %
-(8B, dense) to 47 % (30B with 3B active) more time for PIECEWISE (pull requests 16072, 21477 and
-25444)."""
+"""Weights before any step was seen, in units of a step of one request without a draft. vLLM's
+authors measured 1 % (8B, dense) to 47 % (30B with 3B active) more time for PIECEWISE (pull requests
+16072, 21477 and 25444)."""
 NUM_GRAPH_TERMS = 2
+PRIOR = 0.05
+"""Precision of the guesses, relative to the guesses: they may be wrong by a few times."""
+LEAST = 1e-3
+"""Least weight, relative to its guess."""
 NOISE = 0.1
 """Typical relative error of a step time."""
-WEIGHT_DRIFT = 0.002
-"""Drift of a weight in a step, relative to the larger of the weight and its guess."""
-SPEED_DRIFT = 0.03
-"""Drift of the speed in a step, as a logarithm."""
-HUBER = 0.2
-"""Limit on residuals, as logarithms. Outliers beyond it have the effect of the limit."""
-TIMED = 8
-"""Steps after which the time at a depth counts as known, with half its correction from its own
-steps."""
-TOGETHER = 4
-"""Number of consecutive steps of the same kind that are learnt together."""
-CELL_GAIN = 0.02
-"""Least share of a residual that the correction of a batch size and depth takes. New ones take
-more."""
-WIDEST = 0.4
-"""Largest correction of a cell, as a logarithm."""
+MISFIT = 0.03
+"""Typical relative error of the fit."""
+WINDOW = 9
+"""Newest times that a cell keeps."""
+KNOWN = 3
+"""Times from which a cell's median counts. The same number of first steps of a run teach it."""
+RUN = 8
+"""Of the further steps of a run, every eighth teaches the cell."""
+SPEED_WINDOW = 7
+"""Steps whose median is the speed: more than twice ``KNOWN``, so that a change of the depth moves a
+cell before it moves the speed."""
+SURPRISE = 0.2
+"""Difference from the expected time, as a logarithm, after which the weights are fitted at once."""
+FIT_EVERY = 16
+"""Most times learnt until the weights are fitted again; fewer at the start."""
+AGE = 300.0
+"""Steps in which the weight of a cell falls to 1/e. A cell that has changed by a surprise makes the
+others older by as much."""
+STALE = 128
+"""Steps after which a cell's times do not count beside a new one."""
+OLDEST = 0.03
+"""Weight that a cell keeps however old it is: it knows more than the guesses."""
+TIMED = 2.0
+"""Weight of a batch size's mean correction in that of one depth, in times. A depth with fewer times
+counts as unknown."""
 SIZES = 12
 """Number of classes of batch sizes, by powers of two."""
-LEARNT = (
-    "steps",
-    "_unit",
-    "_weights",
-    "_speed",
-    "_covariance",
-    "_sizes",
-    "_size_steps",
-    "_cells",
-    "_cell_steps",
-    "_shrunk",
-)
-"""Fields that are exported to another model."""
+CELLS = 128
+"""Most cells. The oldest is forgotten."""
 
 
 class ObservedStep(NamedTuple):
@@ -122,8 +144,8 @@ class ObservedStep(NamedTuple):
 class StepCostModel:
     """Model of the seconds of a decode step.
 
-    Steps with a piece of a prompt teach only the weights, not the correction of a cell. If prompts
-    arrive all the time, there are few other steps.
+    Steps with a piece of a prompt teach only the weights, not a correction. If prompts arrive all
+    the time, there are few other steps.
     """
 
     def __init__(
@@ -145,110 +167,169 @@ class StepCostModel:
         self.depth = depth
         self._lookup = lookup
         self.graphs = graphs
-        self._guess: tuple[float, ...] = GUESS[:-NUM_GRAPH_TERMS] if graphs is None else GUESS
+        self._guess = np.array(GUESS[:-NUM_GRAPH_TERMS] if graphs is None else GUESS)
         self._drafted = [depth if always_full and k else k for k in range(depth + 1)]
         """Number of draft tokens made at every planned depth."""
         self._corrected = [0] * (depth + 1) if lookup else self._drafted
         """Depth whose correction applies at every planned depth."""
         self.steps = 0
         self._unit = base_s
-        self._weights: Row = [*self._guess]
-        """The weights, in the order of ``StepTerms``. A list, because it is exported as JSON."""
+        self._weights: Row = (self._guess * (base_s or 1.0)).tolist()
+        """Seconds of every term, in the order of ``StepTerms``, at speed 1."""
+        self._speeds: deque[float] = deque(maxlen=SPEED_WINDOW)
+        """Times of the newest steps over their expectation at speed 1, as logarithms."""
         self._speed = 0.0
-        """Logarithm of the machine's speed, relative to ``_unit``."""
-        # The speed starts without variance, because the first step sets ``_unit``. Its error is
-        # the weights' error.
-        deviations = *(2 * guess for guess in self._guess), 0.0
-        self._covariance = [
-            [deviation**2 if i == j else 0.0 for j in range(len(deviations))]
-            for i, deviation in enumerate(deviations)
-        ]
-        """Covariance of the weights and the speed, in shape (n + 1, n + 1) for n weights."""
-        self._sizes = [0.0] * SIZES
-        self._size_steps = [0] * SIZES
-        self._cells = [[0.0] * (depth + 1) for _ in range(SIZES)]
-        self._cell_steps = [[0] * (depth + 1) for _ in range(SIZES)]
-        self._shrunk = [[0.0] * (depth + 1) for _ in range(SIZES)]
-        """The cells, shrunk to the mean of their batch size while they are not known well."""
-        self._shape = (0, 0, False, 0, GraphMode.FULL)
-        self._waiting: list[tuple[int, float]] = []
-        """(Verified tokens, seconds) of steps of ``_shape`` that are not learnt yet."""
+        """Logarithm of the machine's slowness."""
+        self._rows: dict[Cell, int] = {}
+        """Row of each cell, the oldest cell first."""
+        self._features = np.zeros((CELLS, WINDOW, len(self._guess)))
+        self._times = np.full((CELLS, WINDOW), np.inf)
+        """Newest times of every cell at speed 1; infinite if there are fewer."""
+        self._counts = [0] * CELLS
+        """Times learnt by each cell."""
+        self._stamps = np.zeros(CELLS)
+        """Step at which each cell was last seen."""
+        self._kept: list[deque[ObservedStep]] = [deque(maxlen=WINDOW) for _ in range(CELLS)]
+        """The same steps, to export them."""
+        self._places = np.zeros(CELLS, dtype=np.int64)
+        """Index of each cell's correction; that behind the last one if it has none."""
+        self._levels: Row = [0.0] * CELLS
+        """Logarithm of each cell's median over the fit."""
+        self._corrections: list[Row] = [[0.0] * (depth + 1) for _ in range(SIZES)]
+        """Logarithm of the time over the fit, by class of batch size and depth."""
+        self._timed = np.zeros((SIZES, depth + 1))
+        """Times that are known by class of batch size and depth; old ones count less."""
+        self._last_cell: Cell | None = None
+        self._run = 0
+        """Steps of the last cell in a row."""
+        self._unfitted = 0
+        """Times that the weights do not follow yet."""
 
     @property
     def prompt_token_s(self) -> float:
         """Additional seconds of a step for each prompt token; 0 until observed."""
-        return (self._unit or 0.0) * math.exp(self._speed) * self._terms.prompt_token
+        return self._terms.prompt_token * math.exp(self._speed) if self.is_known else 0.0
 
     @property
     def is_known(self) -> bool:
         return self._unit is not None
 
-    def observe(self, step: ObservedStep) -> tuple[float, float]:
-        """Learn from the time of one step.
-
-        Consecutive steps of the same kind are learnt together, once their time is known well.
-        Returns the expected and the actual seconds of the steps that are learnt now.
-        """
-        batch, num_verified, depth, seconds, prompt, mode = step
-        if seconds <= 0 or batch <= 0:
-            return 0.0, 0.0
-        expected_s = actual_s = 0.0
-        shape = batch, depth, num_verified > 0, prompt, mode
-        if self._waiting and shape != self._shape:
-            expected_s, actual_s = self._learn()
-        self._shape = shape
-        self._waiting.append((num_verified, seconds))
-        count = self._cell_steps[_size_class(batch)][self._find_cell(batch, num_verified, depth)]
-        if len(self._waiting) < TOGETHER and count >= TIMED:
-            return expected_s, actual_s
-        sums = self._learn()
-        return expected_s + sums[0], actual_s + sums[1]
-
     @property
     def _terms(self) -> StepTerms:
         return StepTerms(*self._weights)
 
-    def _learn(self) -> tuple[float, float]:
-        """Learn from the waiting steps. Returns their seconds as expected before, and as taken.
-
-        The time of a step is the product of its linear part, the machine's speed and a correction.
-        The filter explains what it can of the innovation by the first two, and the rest, the
-        residual, teaches the correction.
-        """
-        batch, depth, verifies, prompt, mode = self._shape
-        widths, times = zip(*self._waiting, strict=True)
-        self._waiting.clear()
-        count = len(times)
-        width = sum(widths) / count
-        features = self._describe_step(batch, width, depth, prompt, mode)
+    def observe(self, step: ObservedStep) -> tuple[float, float]:
+        """Learn from the time of one step. Returns its expected and its actual seconds."""
+        batch, num_verified, depth, seconds, prompt, mode = step
+        if seconds <= 0 or batch <= 0:
+            return 0.0, 0.0
+        features = self._describe_step(batch, num_verified, depth, prompt, mode)
         if self._unit is None:
-            # Weights are relative to this unit. The first step of any shape sets it, so that their
-            # guesses need not know the machine.
-            self._unit = times[0] / _dot(features, self._guess)
-        size, cell = _size_class(batch), self._find_cell(batch, width, depth)
-        linear = max(_dot(features, self._weights), 1e-6)
-        log_factor = self._speed
-        if not prompt:
-            log_factor += self._sizes[size] + self._cells[size][cell]
-        expected_s = self._unit * linear * math.exp(log_factor)
-        # Innovation: observed minus expected, as logarithms, because the noise of step times is
-        # relative. Clipping is Huber's M-estimate (Ann. Math. Stat. 35, 1964): a step that took
-        # 100 times as long (a page fault, a compilation) moves the state like one of 1.2 times.
-        innovations = [math.log(seconds / expected_s) for seconds in times]
-        innovation = sum(_clip(value, HUBER) for value in innovations) / count
-        # A single step is usually one of the first of its kind, and its cell may really differ by
-        # more than HUBER. So its residual is clipped only after the filter has taken its part.
-        residual = innovation if count > 1 else innovations[0]
-        # d log(linear) / d weight = feature / linear: the extended filter's linearisation.
-        gradient = [feature / linear for feature in features]
-        residual -= self._filter(gradient, innovation, count)
-        # A step that only drafts, or only verifies, occurs when the depth changes. The first has no
-        # cell of its own, and the second must not count for its batch size (``_correct``).
-        if not prompt and (not verifies if self._lookup else verifies or not depth):
-            is_shared = depth > 0 or not verifies
-            self._correct(size, cell, _clip(residual, HUBER), count, is_shared)
-        self.steps += count
-        return expected_s * count, sum(times)
+            self._set_unit(seconds / _dot(features, self._guess.tolist()))
+        cell = _classify_step(step)
+        row = self._find_row(cell, step)
+        is_known = self._counts[row] >= KNOWN
+        level = self._levels[row] if is_known else self._correct(batch, num_verified, depth, prompt)
+        base_s = _dot(features, self._weights) * math.exp(level)
+        expected_s = base_s * math.exp(self._speed)
+        self._run = self._run + 1 if cell == self._last_cell else 0
+        self._last_cell = cell
+        self.steps += 1
+        if is_known:
+            self._speeds.append(math.log(seconds / base_s))
+            self._speed = median(self._speeds)
+        if self._run < KNOWN or self._run % RUN == 0:
+            self._save(row, features, step._replace(seconds=seconds * math.exp(-self._speed)))
+            is_surprise = abs(math.log(seconds / base_s) - self._speed) > SURPRISE
+            if is_surprise or self._unfitted >= min(FIT_EVERY, 1 + self.steps // FIT_EVERY):
+                self._fit(row)
+        return expected_s, seconds
+
+    def _find_row(self, cell: Cell, step: ObservedStep) -> int:
+        """Return the row of a cell, which is now the newest one."""
+        row = self._rows.pop(cell, None)
+        if row is None:
+            full = len(self._rows) == CELLS
+            row = self._rows.pop(next(iter(self._rows))) if full else len(self._rows)
+            self._forget(row)
+            self._places[row] = self._find_place(step)
+        self._rows[cell] = row
+        return row
+
+    def _forget(self, row: int) -> None:
+        self._counts[row] = 0
+        self._times[row] = np.inf
+        self._kept[row].clear()
+
+    def _find_place(self, step: ObservedStep) -> int:
+        """Return the index of the correction that a step teaches.
+
+        A step that only drafts, or only verifies, occurs when the depth changes. The first has no
+        correction of its own, and the second has that of its drafts.
+        """
+        batch, num_verified, depth, _, prompt, _ = step
+        if prompt or (num_verified if self._lookup else depth and not num_verified):
+            return SIZES * (self.depth + 1)
+        return _size_class(batch) * (self.depth + 1) + self._find_depth(batch, num_verified, depth)
+
+    def _save(self, row: int, features: Row, step: ObservedStep) -> None:
+        if self.steps - self._stamps[row] > STALE:
+            self._forget(row)
+        index = self._counts[row] % WINDOW
+        self._features[row, index] = features
+        self._times[row, index] = step.seconds
+        self._kept[row].append(step)
+        self._counts[row] += 1
+        self._stamps[row] = self.steps
+        self._unfitted += 1
+
+    def _fit(self, changed_row: int | None = None) -> None:
+        """Fit the weights to the cells' medians, and the corrections to what is left."""
+        self._unfitted = 0
+        if not self._rows:
+            return
+        num_cells = len(self._rows)
+        counts = np.minimum(self._counts[:num_cells], WINDOW)
+        times = np.sort(self._times[:num_cells], axis=1)
+        medians = times[np.arange(num_cells), (counts - 1) // 2]
+        is_used = np.arange(WINDOW) < counts[:, None]
+        features = (self._features[:num_cells] * is_used[..., None]).sum(axis=1) / counts[:, None]
+        if changed_row is not None:
+            level = math.log(medians[changed_row] / _dot(features[changed_row], self._weights))
+            if abs(level - self._levels[changed_row]) > SURPRISE:
+                others = self._stamps[:num_cells] < self.steps - 2 * RUN
+                self._stamps[:num_cells][others] -= 3 * AGE
+        ages = np.exp((self._stamps[:num_cells] - self.steps) / AGE)
+        precisions = (ages + OLDEST) / (NOISE**2 / counts + MISFIT**2)
+        scale = self._guess * np.median(medians / (features @ self._guess))
+        # Errors are relative to the longer of the time and its expectation. An old cell that says a
+        # twentieth would otherwise outvote all others.
+        units = np.maximum(medians, features @ np.array(self._weights))
+        weights = scale * _solve(features * scale / units[:, None], medians / units, precisions)
+        levels = np.log(medians / (features @ weights))
+        self._weights, self._levels[:num_cells] = weights.tolist(), levels.tolist()
+        self._fit_corrections(levels, counts * ages)
+
+    def _fit_corrections(self, levels: Floats, weights: Floats) -> None:
+        """Estimate the corrections by the weighted mean of the cells' levels."""
+        places, num_places = self._places[: len(levels)], SIZES * (self.depth + 1)
+        shape = SIZES, self.depth + 1
+        timed, sums = (
+            np.asarray(np.bincount(places, values, num_places + 1)[:-1].reshape(shape), np.float64)
+            for values in (weights, weights * levels)
+        )
+        # Shrinkage to the mean of the batch size: an untimed depth has the correction of its
+        # neighbours, and is not chosen by default.
+        means = sums.sum(axis=1) / (timed.sum(axis=1) + TIMED / 4)
+        corrections = (sums + TIMED * means[:, None]) / (timed + TIMED)
+        self._corrections = corrections.tolist()
+        self._timed = timed
+
+    def _correct(self, batch: int, num_verified: float, depth: int, prompt: int = 0) -> float:
+        """Return the correction of a step, as a logarithm."""
+        if prompt:
+            return 0.0
+        return self._corrections[_size_class(batch)][self._find_depth(batch, num_verified, depth)]
 
     def seconds(self, batch: int, widths: Floats) -> Floats:
         """Return the expected seconds at every depth 0 .. K, with ``widths`` draft tokens at each
@@ -256,75 +337,74 @@ class StepCostModel:
 
         This is the cost in the long run, in which a step that drafts also verifies.
         """
-        base, per_token = self._line(batch)
         if self.graphs is None:
-            return np.asarray(base + per_token * widths)
+            return self._estimate(batch, widths)
         modes = [self.graphs.find_mode([depth] * batch) for depth in range(self.depth + 1)]
         padded_widths = [self.graphs.pad(batch + tokens) - batch for tokens in widths.tolist()]
         extra = [self.get_extra_s(batch, mode) for mode in modes]
-        return np.asarray(base + per_token * padded_widths + extra)
+        return self._estimate(batch, np.array(padded_widths)) + extra
 
-    def get_extra_s(self, batch: int, mode: GraphMode) -> float:
+    def mixed_seconds(self, batch: int, verified: Floats) -> Floats:
+        """Return the expected seconds at every depth if each request verifies the tokens that pay,
+        so that several requests have no FULL graph. ``verified`` has the shape (K + 1, ...)."""
+        seconds = self._estimate(batch, verified)
+        if self.graphs is None or batch == 1:
+            return seconds
+        return seconds + self.get_extra_s(batch, GraphMode.PIECEWISE)
+
+    def _estimate(self, batch: int, verified: Floats) -> Floats:
+        """Return the same as ``mixed_seconds``, with FULL graphs."""
+        w, tokens = self._terms, batch + verified
+        # In the long run every step that drafts also verifies, so it pays both fixed parts.
+        fixed_part, overhead = w.fixed + w.request * batch, w.drafting + w.verifying
+        per_depth = w.depth + w.depth_and_request * batch
+        base = [fixed_part + overhead * (k > 0) + per_depth * k for k in self._drafted]
+        seconds: Floats = (np.array(base) + (w.verified_token * verified).T).T
+        if tokens.max() > KNEES[0]:
+            for knee, weight in zip(KNEES, (w.knee_128, w.knee_256, w.knee_512), strict=True):
+                seconds += weight * np.maximum(tokens - knee, 0.0)
+        return (seconds.T * self._factors(batch)).T
+
+    def _factors(self, batch: int) -> Floats:
+        """Return the speed times the correction at every depth."""
+        corrections = self._corrections[_size_class(batch)]
+        return np.exp(self._speed + np.array([corrections[k] for k in self._corrected]))
+
+    def get_extra_s(self, batch: int, mode: GraphMode) -> float:  # noqa: ARG002
         """Return the expected seconds that a step takes longer than with a FULL graph."""
         if mode is GraphMode.FULL or self.graphs is None:
             return 0.0
         terms = self._terms
         weight = terms.piecewise if mode is GraphMode.PIECEWISE else terms.no_graph
-        return weight * self._factor(_size_class(batch))
+        return weight * math.exp(self._speed)
 
     def estimate(self, batch: int, num_verified: float, depth: int, mode: GraphMode) -> float:
         """Return the expected seconds of a step at this depth that verifies ``num_verified`` padded
         tokens."""
-        base, per_token = self._line(batch)
-        return float(base[depth] + per_token[depth] * num_verified + self.get_extra_s(batch, mode))
+        seconds = self._estimate(batch, np.full(self.depth + 1, num_verified))[depth]
+        return float(seconds) + self.get_extra_s(batch, mode)
 
-    def line(self, batch: int) -> tuple[Floats, Floats]:
-        """Return the expected seconds without verified tokens, and per verified token, at every
-        depth.
-
-        Each request verifies the tokens that pay, so several requests have no FULL graph.
-        """
-        base, per_token = self._line(batch)
-        if self.graphs is None or batch == 1:
-            return base, per_token
-        return base + self.get_extra_s(batch, GraphMode.PIECEWISE), per_token
-
-    def _line(self, batch: int) -> tuple[Floats, Floats]:
-        """Return the same as ``line``, with FULL graphs."""
-        w = self._terms
-        size = _size_class(batch)
-        # In the long run every step that drafts also verifies, so it pays both fixed parts.
-        fixed_part, overhead = w.fixed + w.request * batch, w.drafting + w.verifying
-        per_depth = w.depth + w.depth_and_request * batch
-        factor = self._factor(size)
-        factors = [factor * math.exp(self._shrunk[size][k]) for k in self._corrected]
-        base = [
-            (fixed_part + overhead * (k > 0) + per_depth * k) * factor
-            for k, factor in zip(self._drafted, factors, strict=True)
-        ]
-        return np.array(base), w.verified_token * np.array(factors)  # each in shape (K + 1,)
-
-    def step_seconds(self, batch: int, num_verified: int, depth: int) -> float:
-        """Return the expected seconds of one step, whatever the steps before and after it do."""
-        size, cell = _size_class(batch), self._find_cell(batch, num_verified, depth)
-        factor = self._factor(size) * math.exp(self._shrunk[size][cell])
-        return _dot(self._describe_step(batch, num_verified, depth), self._weights) * factor
-
-    def per_token(self, batch: int) -> float:
-        """Return the expected seconds of one more verified draft token."""
-        return self._terms.verified_token * self._factor(_size_class(batch))
+    def per_token(self, batch: int, num_verified: float = 0.0) -> float:
+        """Return the expected seconds of one more verified draft token beside ``num_verified``."""
+        terms = self._terms
+        weight = terms.verified_token
+        for knee, beyond in zip(
+            KNEES, (terms.knee_128, terms.knee_256, terms.knee_512), strict=True
+        ):
+            weight += beyond * (batch + num_verified >= knee)
+        return weight * math.exp(self._speed)
 
     def steps_at(self, batch: int) -> Floats:
-        """Return the numbers of observed steps at every depth with about this many requests."""
-        steps = self._cell_steps[_size_class(batch)]
-        return np.array([steps[k] for k in self._corrected], dtype=np.float64)
+        """Return the number of known times at every depth with about this many requests. Old times
+        count less."""
+        return np.asarray(self._timed[_size_class(batch), self._corrected])
 
     def describe(self) -> dict[str, object]:
-        unit = (self._unit or 0.0) * math.exp(self._speed)
+        factor = 1e3 * math.exp(self._speed) * self.is_known
         return {
             "steps": self.steps,
             "milliseconds": {
-                name: round(weight * unit * 1e3, 4)
+                name: round(weight * factor, 4)
                 for name, weight in zip(StepTerms._fields, self._weights, strict=False)
             }
             if self.is_known
@@ -334,16 +414,15 @@ class StepCostModel:
 
     def tabulate(self) -> dict[str, object] | None:
         """Return the milliseconds of a step in which every request drafts and verifies the same
-        number of tokens, by batch size and depth, with the number of observed steps; None until a
-        step is known.
+        number of tokens, by batch size and depth, with the number of times that are known; None
+        until a step is.
 
         Batch sizes are powers of two, up to the largest size seen. `eaglegate drafts compare
         --cost-table` reads the table.
         """
-        classes = [size for size, steps in enumerate(self._size_steps) if steps]
-        if not classes:
+        if not self._timed.any():
             return None
-        batches = [1 << size for size in range(max(classes))]
+        batches = [1 << size for size in range(int(np.flatnonzero(self._timed.sum(axis=1)).max()))]
         drafted = np.array(self._drafted, dtype=np.float64)
         return {
             "batches": batches,
@@ -351,67 +430,41 @@ class StepCostModel:
             "step_ms": [
                 (1e3 * self.seconds(batch, batch * drafted)).round(4).tolist() for batch in batches
             ],
-            "steps": [self._cell_steps[_size_class(batch)] for batch in batches],
+            "steps": [self._timed[_size_class(batch)].round().tolist() for batch in batches],
         }
 
     def export(self) -> dict[str, object]:
-        """Export the learnt state, as numbers and lists of numbers, for ``restore``."""
-        return deepcopy(self._read_learnt())
+        """Export what was learnt as the newest steps of every cell, for ``restore``."""
+        self._fit()
+        steps = [[*step] for row in self._rows.values() for step in self._kept[row]]
+        return {"depth": self.depth, "steps": steps}
 
     def restore(self, state: Mapping[str, object]) -> bool:
-        """Restore the state that another model exported.
+        """Restore what another model exported.
 
         Returns False and changes nothing if it does not fit: it has another depth, or values that
         are not numbers.
         """
-        if not _fits(state, self._read_learnt()):
+        rows = state.get("steps")
+        if state.get("depth") != self.depth or not isinstance(rows, list) or not rows:
             return False
-        for name in LEARNT:
-            setattr(self, name, deepcopy(state[name]))
+        if not all(_is_step(row, self.depth) for row in rows):
+            return False
+        for row in rows:
+            step = ObservedStep(*row)._replace(mode=GraphMode(row[-1]))
+            self._save(self._find_row(_classify_step(step), step), self._describe(step), step)
+        if self._unit is None:
+            self._set_unit(min(row[3] for row in rows))
+        self._fit()
         return True
 
-    def _read_learnt(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in LEARNT}
+    def _set_unit(self, seconds: float) -> None:
+        """Set the unit of the guesses."""
+        self._unit = seconds
+        self._weights = (self._guess * seconds).tolist()
 
-    def _filter(self, gradient: Row, innovation: float, count: int) -> float:
-        """Update weights and speed by the mean innovation of ``count`` steps. Returns the change of
-        their own expected time, as a logarithm.
-
-        ``gradient`` is the derivative of the logarithm of the time by the weights. This is one step
-        of an extended Kalman filter (Kalman 1960; Jazwinski, Stochastic Processes and Filtering
-        Theory, 1970, ch. 8) with a scalar observation. It is plain Python, because with so few
-        numbers and cold caches numpy takes up to 50 % longer.
-        """
-        observation = [
-            *gradient,
-            1.0,
-        ]  # H, in shape (n + 1,); log(time) contains the log speed once
-        # Predict, P += Q: state is a random walk. Without the drift the gain would fall to zero,
-        # and a change of the machine would never be learnt. A weight at zero drifts by its guess.
-        drifts = (WEIGHT_DRIFT * max(pair) for pair in zip(self._weights, self._guess, strict=True))
-        for i, drift in enumerate((*drifts, SPEED_DRIFT)):
-            self._covariance[i][i] += count * drift**2
-        # Innovation variance, S = H P H' + R. The mean of ``count`` steps has R / count.
-        cross_covariance = [_dot(row, observation) for row in self._covariance]  # P H'
-        variance = _dot(observation, cross_covariance) + NOISE**2 / count
-        # Update, P -= K H P with the Kalman gain K = P H' / S. P is symmetric, so H P = (P H')'.
-        for row, covariance in zip(self._covariance, cross_covariance, strict=True):
-            gain = covariance / variance
-            row[:] = [p - gain * hp for p, hp in zip(row, cross_covariance, strict=True)]
-        # State += K x innovation. The product comes first, to round as in earlier versions.
-        *changes, speed_change = [
-            covariance * innovation / variance for covariance in cross_covariance
-        ]
-        previous_weights = self._weights
-        # No part of a step takes negative time. Without the bound, noise could make a deeper draft
-        # look cheaper than a shallow one, and verified tokens free.
-        self._weights = [
-            max(w + change, 0.0) for w, change in zip(previous_weights, changes, strict=True)
-        ]
-        self._speed += speed_change
-        # The change that was made, not the one that was computed: the bound may have cut it.
-        linear_change = _dot(gradient, self._weights) - _dot(gradient, previous_weights)
-        return math.log(max(1.0 + linear_change, 1e-6)) + speed_change
+    def _describe(self, step: ObservedStep) -> Row:
+        return self._describe_step(step.batch, step.verified, step.depth, step.prompt, step.mode)
 
     def _describe_step(
         self,
@@ -429,12 +482,7 @@ class StepCostModel:
         graph_mode = GraphMode.FULL if prompt else mode
         return [*_find_features(batch, padded_width, depth, prompt, graph_mode)]
 
-    def _factor(self, size: int) -> float:
-        """Return the seconds of the model's unit with about this many requests, at the machine's
-        speed."""
-        return math.exp(self._speed + self._sizes[size]) * (self._unit or 1.0)
-
-    def _find_cell(self, batch: int, num_verified: float, depth: int) -> int:
+    def _find_depth(self, batch: int, num_verified: float, depth: int) -> int:
         """Return the depth whose correction a step has. A step that only verifies has that of its
         drafts."""
         if self._lookup:
@@ -443,45 +491,37 @@ class StepCostModel:
             return depth
         return min(self.depth, max(1, round(num_verified / batch)))
 
-    def _correct(self, size: int, cell: int, residual: float, count: int, is_shared: bool) -> None:
-        """Distribute the residual of ``count`` steps to the batch size and the cell.
 
-        A step that only verifies is not shared with the batch size (``is_shared``), because it must
-        not make steps without drafts look slow. A step that only drafts teaches neither.
-        """
-        # Both corrections add up in the expected time. If their gains exceeded 1 together, as in
-        # the first steps, they would overshoot the residual.
-        steps, cells = self._cell_steps[size], self._cells[size]
-        gains = (
-            _compute_gain(self._size_steps[size], count) * is_shared,
-            _compute_gain(steps[cell], count),
-        )
-        residual /= max(1.0, sum(gains))
-        self._sizes[size] += residual * gains[0]
-        cells[cell] = _clip(cells[cell] + residual * gains[1], WIDEST)
-        self._size_steps[size] += is_shared * count
-        steps[cell] += count
-        # Shrinkage: the mean of the batch size's cells counts as TIMED steps of each cell. An
-        # untimed depth so has the correction of its neighbours, and is not chosen by default.
-        mean = TIMED * _dot(steps, cells) / sum(steps)
-        self._shrunk[size] = [
-            (num_steps * value + mean) / (num_steps + TIMED)
-            for num_steps, value in zip(steps, cells, strict=True)
-        ]
+def _solve(features: Floats, times: Floats, precisions: Floats) -> Floats:
+    """Return the weights, none below ``LEAST``, whose products with ``features`` are closest to
+    ``times``.
+
+    The prior of every weight is one. No part of a step takes negative time: noise could otherwise
+    make a deeper draft look cheaper than a shallow one, and verified tokens free.
+    """
+    weighted = features * precisions[:, None]
+    normal = weighted.T @ features + PRIOR * np.eye(features.shape[1])
+    target = times @ weighted + PRIOR
+    weights = np.full(len(target), LEAST)
+    positive = np.arange(len(target))
+    while len(positive):
+        solution = np.linalg.solve(normal[np.ix_(positive, positive)], target[positive])
+        if solution.min() >= 0.0:
+            weights[positive] += solution
+            break
+        positive = positive[solution > 0.0]
+    return weights
 
 
-def _fits(value: object, template: object) -> bool:
-    """Return True if both have the same keys, lengths and nesting, and all values are finite
-    numbers."""
-    if isinstance(template, Mapping):
-        if not isinstance(value, Mapping) or value.keys() != template.keys():
-            return False
-        return all(_fits(value[key], template[key]) for key in template)
-    if isinstance(template, list):
-        if not isinstance(value, list) or len(value) != len(template):
-            return False
-        return all(map(_fits, value, template))
-    return isinstance(value, int | float) and math.isfinite(value)
+def _is_step(row: object, max_depth: int) -> bool:
+    """Return True if ``row`` has the numbers of an observed step."""
+    if not isinstance(row, list) or len(row) != len(ObservedStep._fields):
+        return False
+    if not all(isinstance(value, int | float) and math.isfinite(value) for value in row):
+        return False
+    batch, verified, depth, seconds, prompt, mode = row
+    is_possible = batch > 0 and seconds > 0 and min(verified, depth, prompt) >= 0
+    return is_possible and depth <= max_depth and mode in [*GraphMode]
 
 
 def _dot(row: Iterable[float], column: Iterable[float]) -> float:
@@ -489,32 +529,36 @@ def _dot(row: Iterable[float], column: Iterable[float]) -> float:
     return product
 
 
-def _clip(value: float, bound: float) -> float:
-    return min(max(value, -bound), bound)
-
-
-def _compute_gain(steps: float, count: int) -> float:
-    """Return the gain of a mean over the first steps, and later of an average of the newest
-    ones."""
-    return max(CELL_GAIN * count, count / (steps + count))
-
-
 def _find_features(
     batch: int, num_verified: float, depth: int, prompt: int = 0, mode: GraphMode = GraphMode.FULL
 ) -> StepTerms:
+    tokens = batch + num_verified
     return StepTerms(
-        fixed=1.0,
-        request=batch,
-        verified_token=num_verified,
-        drafting=depth > 0,
-        depth=depth,
-        depth_and_request=depth * batch,
-        verifying=num_verified > 0,
-        prompt=prompt > 0,
-        prompt_token=prompt,
-        piecewise=mode is GraphMode.PIECEWISE,
-        no_graph=mode is GraphMode.NONE,
+        1.0,
+        batch,
+        num_verified,
+        depth > 0,
+        depth,
+        depth * batch,
+        num_verified > 0,
+        prompt > 0,
+        prompt,
+        max(tokens - KNEES[0], 0),
+        max(tokens - KNEES[1], 0),
+        max(tokens - KNEES[2], 0),
+        mode is GraphMode.PIECEWISE,
+        mode is GraphMode.NONE,
     )
+
+
+def _classify_step(step: ObservedStep) -> Cell:
+    batch, verified, depth, _, prompt, mode = step
+    return _classify(batch), _classify(verified), _classify(prompt), depth, int(mode)
+
+
+def _classify(count: int) -> int:
+    """Return the class of a number, two for each power of two; -1 for none."""
+    return round(2 * math.log2(count)) if count else -1
 
 
 def _size_class(batch: int) -> int:

@@ -89,7 +89,7 @@ def test_a_step_with_any_draft_costs_all_of_them():
     model = StepCostModel(DEPTH, always_full=True)
     for depth in (0, DEPTH) * 40:
         model.observe(ObservedStep(1, depth, depth, 0.01 + 0.002 * depth))
-    base, _ = model.line(1)
+    base = model.mixed_seconds(1, np.zeros(DEPTH + 1))
     assert np.ptp(base[1:]) == 0
     assert base[1] > 2 * base[0]
 

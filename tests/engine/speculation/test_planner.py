@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from eaglegate.engine.speculation.planner import BACKLOG, DepthPlan, DepthPlanner
-from eaglegate.engine.speculation.probes import PROBE_SHARE
-from eaglegate.engine.speculation.step_cost import SIZES, ObservedStep, StepCostModel
+from eaglegate.engine.speculation.probes import PROBE_SHARE, TIMING_STEPS
+from eaglegate.engine.speculation.step_cost import ObservedStep, StepCostModel
 from eaglegate.engine.speculation.survival import LEVELS, START, SurvivalEstimator
 from eaglegate.engine.types import DepthReason
 from eaglegate.lab.benchmarks.regret_sim import (
@@ -371,7 +371,7 @@ def test_a_plan_is_kept_while_nothing_is_learnt() -> None:
     names = ["a", "b"]
     for name in names:
         planner.begin(name, "chat", "")
-    while plan_for(planner, names, 0).depth:
+    while (plan := plan_for(planner, names, 0)).depth or plan.reason is DepthReason.PROBE:
         pass
     plans = [plan_for(planner, names, 0) for _ in range(200)]
     made = len({id(plan) for plan in plans})
@@ -463,7 +463,8 @@ def test_making_drafts_and_verifying_them_cost_apart() -> None:
         seconds = costs[depth, verified] * 1e-3 * float(rng.lognormal(0, 0.03))
         model.observe(ObservedStep(4, verified, depth, seconds))
     for (depth, verified), ms in costs.items():
-        assert model.step_seconds(4, verified, depth) * 1e3 == pytest.approx(ms, rel=0.04)
+        expected_s, _ = model.observe(ObservedStep(4, verified, depth, ms / 1e3))
+        assert expected_s * 1e3 == pytest.approx(ms, rel=0.04)
 
 
 def test_probes_do_not_make_steps_without_drafts_look_slow() -> None:
@@ -483,7 +484,7 @@ def test_probes_do_not_make_steps_without_drafts_look_slow() -> None:
     assert one > 1.35 * base
 
 
-def test_a_probe_is_made_once() -> None:
+def test_a_probe_lasts_two_steps_at_most() -> None:
     """A probe's drafts are verified a step later: until then no observation would end the probe."""
     planner = profiled(DepthPlanner(DEPTH))
     planner.begin("a", "chat", "")
@@ -498,7 +499,7 @@ def test_a_probe_is_made_once() -> None:
         plans.append(plan)
     probes = [plan for plan in plans if plan.reason is DepthReason.PROBE]
     assert probes
-    assert len(probes) == len({id(plan) for plan in probes})
+    assert len(probes) <= TIMING_STEPS * len({id(plan) for plan in probes})
 
 
 def test_a_slow_machine_does_not_make_one_depth_look_worse() -> None:
@@ -536,9 +537,9 @@ def test_depths_that_were_not_seen_do_not_look_cheaper_than_the_one_in_use() -> 
 def test_no_draft_is_made_that_is_not_verified() -> None:
     """Deep steps that were timed on a faster machine look cheaper than no drafts."""
     planner = profiled(DepthPlanner(DEPTH))
-    for size in range(SIZES):
-        planner.cost._cells[size][4] = planner.cost._shrunk[size][4] = -0.4
-        planner.cost._cell_steps[size][4] = 100
+    for _ in range(100):
+        planner.observe_step(ObservedStep(1, 0, 0, step_ms(1, 0, 0) / 1e3))
+        planner.observe_step(ObservedStep(1, 4, 4, 0.6 * step_ms(1, 4, 4) / 1e3))
     planner.begin("a", "chat", "")
     for _ in range(200):
         plan = plan_for(planner, ["a"], 0)
