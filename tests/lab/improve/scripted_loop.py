@@ -31,10 +31,13 @@ class ScriptedStages(Stages):
         return [sys.executable, SCRIPT, name, state, str(folder)]
 
 
-def make_scripted_loop(config: ImproveConfig, url: str, lock: int | None = None) -> ImproveLoop:
+def make_scripted_stages(config: ImproveConfig, url: str, lock: int | None = None) -> Stages:
     ledger = Ledger(config.state / "ledger.sqlite3")
-    client, switch = GatewayClient(url), Switch(config.state)
-    return ImproveLoop(config, ScriptedStages(config, ledger, client, switch.check, lock))
+    return ScriptedStages(config, ledger, GatewayClient(url), Switch(config.state).check, lock)
+
+
+def make_scripted_loop(config: ImproveConfig, url: str, lock: int | None = None) -> ImproveLoop:
+    return ImproveLoop(config, make_scripted_stages(config, url, lock))
 
 
 if __name__ == "__main__":

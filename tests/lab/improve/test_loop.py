@@ -29,7 +29,7 @@ from tests.conftest import ROOT
 from tests.engine.speculation.test_drafts import DEMO, copy_draft
 from tests.lab.improve.scripted_commands import make_report
 from tests.lab.improve.scripted_gateway import ScriptedGateway
-from tests.lab.improve.scripted_loop import make_scripted_loop
+from tests.lab.improve.scripted_loop import make_scripted_loop, make_scripted_stages
 
 pytestmark = pytest.mark.thorough
 
@@ -133,7 +133,7 @@ def test_a_window_is_the_newest_traffic_as_much_as_is_configured(scene: Scene) -
 def test_a_command_that_takes_long_tells_how_far_it_is(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stages = make_scripted_loop(read_config(scene.config), scene.gateway.url)._stages
+    stages = make_scripted_stages(read_config(scene.config), scene.gateway.url)
     stages.tell_every_s = 0.0
     script = "import time; print('step 40 of 200', flush=True); time.sleep(1)"
     with caplog.at_level("INFO"):

@@ -134,7 +134,6 @@ def test_bursts_and_traces():
     assert read_arrivals(sessions, speed=2) == [0, 0.5, 2]
 
 
-async def test_no_gateway_captures_a_measurement():
-    async with LoadClient.open(Target("http://h", headers={"x-session-id": "a"})) as client:
-        headers = client._client.headers
-    assert (headers["x-eaglegate-capture"], headers["x-session-id"]) == ("off", "a")
+async def test_no_gateway_captures_a_measurement(server, url):
+    await run(url, [Session("s", ask("hi"), "chat")], headers={"x-session-id": "a"})
+    assert server.captures == ["off"]
