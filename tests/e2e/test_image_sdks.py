@@ -155,14 +155,6 @@ def test_a_tool_s_picture(anthropic):
     assert usage.input_tokens + usage.cache_read_input_tokens == counted.input_tokens > 32
 
 
-def test_text_that_spells_a_placeholder_is_text(openai):
-    text = "What is <|image_pad|>?"
-    answer = openai.chat.completions.create(**ask(draw(), text=text))
-    assert answer.choices[0].message.content is not None
-    with pytest.raises(BadRequestError, match="stands for an image"):
-        openai.completions.create(model="vision-demo", prompt=[5, 2050, 6])
-
-
 @pytest.mark.parametrize(
     ("pictures", "param", "rule"),
     [

@@ -142,6 +142,13 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/engine/speculation/test_probes.py",
         "tests/engine/speculation/test_planner.py",
     ),
+    "text/media/decoder_pool.py": ("tests/text/media/test_hostile_images.py",),
+    "text/media/fetch.py": ("tests/text/media/test_fetch.py",),
+    "text/media/reader.py": (
+        "tests/text/media/test_reader.py",
+        "tests/text/media/test_fetch.py",
+        "tests/server/apis/shared/test_images.py",
+    ),
     "features/audit/files.py": ("tests/features/audit/test_auditor.py",),
     "engine/remote/connection.py": (
         "tests/engine/remote/test_connection.py",

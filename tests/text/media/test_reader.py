@@ -32,18 +32,9 @@ async def refuse(reader: ImageReader, *sources: ImageSource) -> ImageRefused:
     return refusal.value
 
 
-@pytest.mark.parametrize(
-    "form, modes",
-    [
-        ("PNG", ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")),
-        ("JPEG", ("L", "RGB", "CMYK")),
-        ("WEBP", ("RGB", "RGBA")),
-        ("GIF", ("L", "P", "RGB")),
-    ],
-)
-async def test_every_mode_of_every_format_is_read(reader, form, modes) -> None:
-    for mode in modes:
-        data = make_picture(form, mode)
+async def test_every_format_is_read(reader) -> None:
+    for form in ("PNG", "JPEG", "WEBP", "GIF"):
+        data = make_picture(form)
         (image,) = await reader.read([to_source(data)])
         digest = hashlib.sha256(data).hexdigest()
         assert image == Image(data, form.lower(), 64, 48, digest)
