@@ -39,8 +39,6 @@ QWEN_IMAGES = "Qwen2VLImageProcessor"
 MIN_PIXELS = 56 * 56
 MAX_PIXELS = 2560 * 28 * 28
 """Two million pixels, a full screen: 2,560 tokens of Qwen 2.5-VL. Larger images are reduced."""
-TILED_PIXELS = 8 << 20
-"""Pixels that are enough for processors of other kinds, which cut an image into few tiles."""
 IMAGE_CACHE_GIB = 1
 """Size of vLLM's cache of image features; the gateway and its engine process have one each."""
 HUB_S = 3.0
@@ -108,20 +106,6 @@ def limit_pixels(model: ModelConfig) -> None:
     largest = size.get("longest_edge") or settings.get("max_pixels") or MAX_PIXELS
     limited = {"shortest_edge": smallest, "longest_edge": min(largest, MAX_PIXELS)}
     model.multimodal_config.mm_processor_kwargs = own | {"size": limited}
-
-
-def read_max_pixels(model: ModelConfig) -> int:
-    """Return the pixels that a model's processor takes of an image."""
-    settings = getattr(model, "hf_image_processor_config", None) or {}
-    if model.multimodal_config is None or QWEN_IMAGES not in str(settings.get(PROCESSOR)):
-        return TILED_PIXELS
-    own = model.multimodal_config.mm_processor_kwargs or {}
-    sources = (own, own.get("images_kwargs") or {}, settings)
-    limits = (
-        (source.get("size") or {}).get("longest_edge") or source.get("max_pixels")
-        for source in sources
-    )
-    return next(filter(None, limits), MAX_PIXELS)
 
 
 class EngineParser(FlexibleArgumentParser):  # type: ignore[misc]

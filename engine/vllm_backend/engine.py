@@ -63,7 +63,7 @@ from eaglegate.engine.types import (
     PostMortem,
     StepSink,
 )
-from eaglegate.engine.vllm_backend.arguments import make_engine_config, read_max_pixels
+from eaglegate.engine.vllm_backend.arguments import make_engine_config
 from eaglegate.engine.vllm_backend.child_log import ChildLog, redact_cause
 from eaglegate.engine.vllm_backend.child_process import (
     kill_loading,
@@ -264,12 +264,13 @@ class VllmEngine(
         """Accept prompts with images if the model reads them."""
         if not llm.vllm_config.model_config.supports_multimodal_inputs:
             return info
+        from eaglegate.engine.vllm_backend.image_sizes import find_fit
         from eaglegate.engine.vllm_backend.images import ImageRenderer, read_image_input
 
         image_input = read_image_input(llm)
         if image_input is not None:
-            max_pixels = read_max_pixels(llm.vllm_config.model_config)
-            self._images = ImageRenderer(llm, outputs, image_input, max_pixels)
+            fit = find_fit(llm.vllm_config.model_config)
+            self._images = ImageRenderer(llm, outputs, image_input, fit)
         return replace(info, image_input=image_input)
 
     def _has_run(self, inbox: StepQueue) -> bool | None:

@@ -33,10 +33,11 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed, RequestRejected
 from eaglegate.engine.types import EngineRequest, ImageInput
 from eaglegate.engine.vllm_backend import translate
+from eaglegate.engine.vllm_backend.image_sizes import Fit
 from eaglegate.engine.vllm_backend.outputs import StepOutputProcessor
 from eaglegate.engine.vllm_backend.step_queue import StepQueue
 from eaglegate.text.media.decoder_pool import DecoderPool
-from eaglegate.text.media.image import Image, find_placeholder, fit_size
+from eaglegate.text.media.image import Image, find_placeholder
 from eaglegate.text.media.source import ImageReaderLost
 
 T = TypeVar("T")
@@ -61,13 +62,12 @@ class ImageRenderer:
         llm: AsyncLLM,
         outputs: StepOutputProcessor,
         image_input: ImageInput,
-        max_pixels: int,
+        fit: Fit,
     ) -> None:
-        """Images are scaled down to about ``max_pixels``."""
         self._llm = llm
         self._outputs = outputs
         self._image_input = image_input
-        self._max_pixels = max_pixels
+        self._fit = fit
         self._decoders = DecoderPool(sys.maxsize, 1)
         self._counts: dict[tuple[int, int], int] = {}
         """Numbers of tokens, by the size of a picture."""
@@ -84,7 +84,7 @@ class ImageRenderer:
         The features of a blank image go into a cache of their own, because the engine does not get
         them.
         """
-        size = fit_size(image.width, image.height, self._max_pixels)
+        size = self._fit(image.width, image.height)
         if size not in self._counts:
             prompt, blank = [self._image_input.placeholder], PIL.Image.new("RGB", size)
             rendered = await self._render(prompt, [blank], None, counts_only=True)
@@ -121,17 +121,19 @@ class ImageRenderer:
 
     async def _decode(self, index: int, image: Image) -> PIL.Image.Image:
         """Decode an image of a prompt. Raises RequestRejected and EngineFailed."""
+        width, height = self._fit(image.width, image.height)
+        task = f"{width}x{height}"
         try:
-            picture = await self._decoders.decode(image.data, image.format, self._max_pixels)
+            size, pixels = await self._decoders.decode(image.data, image.format, task)
         except ValueError as error:
             raise RequestRejected(f"Image {index} cannot be read: {_shorten(error)}.") from error
         except ImageReaderLost as error:
             raise EngineFailed(str(error)) from error
-        if picture.image_size != (image.width, image.height):
+        if size != (image.width, image.height):
             raise RequestRejected(
                 f"Image {index} cannot be read: its size is not the one it was checked with."
             )
-        return await asyncio.to_thread(PIL.Image.frombytes, "RGB", picture.size, picture.data)
+        return await asyncio.to_thread(PIL.Image.frombytes, "RGB", (width, height), pixels)
 
     def _abandon(self, task: asyncio.Task[StepQueue]) -> None:
         """End a request whose client left before it was sent."""

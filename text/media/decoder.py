@@ -6,8 +6,8 @@ A question is a line ``NUMBER NUM_BYTES FORMAT TASK`` and so many bytes of an en
 answer is a message for the client, or the image's width and height:
 
 - ``look``: as the header has them. No pixel is decoded.
-- a number: as the image is shown. After them come the width and height of the picture, which has at
-  most so many pixels, and its RGB bytes; none if the number is 0.
+- ``check``: as the image is shown. All of it is decoded.
+- a size, ``WIDTHxHEIGHT``: the same, and the RGB bytes of the image, scaled to this size.
 
 If an image takes too long, the kernel kills the process. See ``text/limited_child.py``. No other
 process decodes what a client sent. The picture is the one that vLLM would make of the same bytes:
@@ -29,8 +29,6 @@ from typing import BinaryIO
 
 from PIL import GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin  # noqa: F401
 from PIL import Image as Pillow
-
-from eaglegate.text.media.image import fit_size
 
 MEMORY_BYTES = 1 << 30
 HEADER_CPU_S = 0.25
@@ -79,7 +77,7 @@ def answer(data: bytes, form: str, task: str, max_pixels: int) -> Answer:
             if process_time() - start > HEADER_CPU_S:
                 return DAMAGED, b""
             _check_size(*image.size, max_pixels)
-            return ([*image.size], b"") if task == "look" else _decode(image, int(task))
+            return ([*image.size], b"") if task == "look" else _decode(image, task)
     except Refused as error:
         return str(error), b""
     except Pillow.DecompressionBombError:  # more than twice the limit, before the size is known
@@ -90,18 +88,18 @@ def answer(data: bytes, form: str, task: str, max_pixels: int) -> Answer:
         return DAMAGED, b""
 
 
-def _decode(image: Pillow.Image, max_pixels: int) -> Answer:
+def _decode(image: Pillow.Image, task: str) -> Answer:
     image.load()  # a PNG may have its EXIF behind its pixels
     orientation = _read_orientation(image)
-    size = image.size[::-1] if orientation in SIDEWAYS else image.size
+    turn = -1 if orientation in SIDEWAYS else 1
     picture = _convert_to_rgb(image)
-    if not max_pixels:
-        return [*size], b""
-    if (fit := fit_size(*image.size, max_pixels)) != image.size:
-        picture = picture.resize(fit, Pillow.Resampling.BICUBIC)
+    if task == "check":
+        return [*image.size[::turn]], b""
+    width, height = [int(side) for side in task.split("x")][::turn]
+    picture = picture.resize((width, height), Pillow.Resampling.BICUBIC)
     if orientation in TRANSPOSITIONS:
         picture = picture.transpose(TRANSPOSITIONS[orientation])
-    return [*size, *picture.size], picture.tobytes()
+    return [*image.size[::turn]], picture.tobytes()
 
 
 def _read_orientation(image: Pillow.Image) -> int:

@@ -8,7 +8,7 @@ import signal
 import sys
 
 from eaglegate.text.limited_child import ChildLost, LimitedChild
-from eaglegate.text.media.image import ImageFormat, Picture
+from eaglegate.text.media.image import ImageFormat
 from eaglegate.text.media.source import ImageReaderLost
 
 log = logging.getLogger(__name__)
@@ -37,40 +37,30 @@ class DecoderPool:
         self._idle = [_Decoder(command) for _ in range(num_processes)]
         self._turns = asyncio.Semaphore(len(self._idle))
 
-    async def look(self, data: bytes, name: ImageFormat) -> tuple[int, int]:
-        """Return an image's width and height as its header has them.
+    async def decode(
+        self, data: bytes, name: ImageFormat, task: str
+    ) -> tuple[tuple[int, int], bytes]:
+        """Return an image's width and height, and its pixels if the task is a size.
 
-        Raises ValueError with a message for the client if the image is refused, and
-        ImageReaderLost. Cancelling the call ends the work on the image.
+        For the tasks see ``text/media/decoder.py``. Raises ValueError with a message for the client
+        if the image is refused, and ImageReaderLost. Cancelling the call ends the work on the
+        image.
         """
-        (width, height), _ = await self._ask(data, name, "look")
-        return width, height
-
-    async def decode(self, data: bytes, name: ImageFormat, max_pixels: int = 0) -> Picture:
-        """Decode an image, and return it with at most about ``max_pixels``.
-
-        By default the picture is empty: the image is decoded to know whether it can be. Raises as
-        ``look`` does.
-        """
-        numbers, pixels = await self._ask(data, name, str(max_pixels))
-        width, height, *size = numbers
-        return Picture((width, height), (size[0], size[1]) if size else (0, 0), pixels)
-
-    async def aclose(self) -> None:
-        for decoder in self._idle:
-            await decoder.aclose()
-
-    async def _ask(self, data: bytes, name: ImageFormat, task: str) -> tuple[list[int], bytes]:
-        head = f"{len(data)} {name.upper()} {task}\n".encode()
+        question = f"{len(data)} {name.upper()} {task}\n".encode() + data
         async with self._turns:
             decoder = self._idle.pop()
             try:
-                answer, pixels = await decoder.ask(head + data)
+                answer, pixels = await decoder.ask(question)
             finally:
                 self._idle.append(decoder)
         if isinstance(answer, str):
             raise ValueError(answer)
-        return answer, pixels
+        width, height = answer
+        return (width, height), pixels
+
+    async def aclose(self) -> None:
+        for decoder in self._idle:
+            await decoder.aclose()
 
 
 class _Decoder(LimitedChild):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -29,26 +28,6 @@ class Image(Struct, frozen=True):
     def __repr__(self) -> str:
         """Return a description without the image's bytes."""
         return f"Image({self.format}, {self.width}x{self.height}, {self.digest[:12]})"
-
-
-class Picture(Struct, frozen=True):
-    """The pixels of a decoded image, scaled down to what a model takes."""
-
-    image_size: tuple[int, int]
-    """Width and height of the whole image, as it is shown."""
-    size: tuple[int, int]
-    """Width and height of the picture."""
-    data: bytes
-    """Its pixels, as RGB by rows."""
-
-
-def fit_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:
-    """Return the size of an image once it is scaled down to about ``max_pixels``.
-
-    Sides are rounded up, which breaks no limit on their ratio that is a whole number.
-    """
-    scale = min(1.0, math.sqrt(max_pixels / (width * height)))
-    return math.ceil(width * scale), math.ceil(height * scale)
 
 
 def find_placeholder(config: Mapping[str, Any]) -> int | None:

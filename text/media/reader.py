@@ -104,9 +104,9 @@ class ImageReader:
         size = None if owner is None else self._sizes.get((owner, digest))
         if size is None:
             async with charge.decode(LOOK_PIXELS):
-                width, height = await self._decoders.look(data, name)
+                (width, height), _ = await self._decoders.decode(data, name, "look")
             async with charge.decode(width * height):
-                size = (await self._decoders.decode(data, name)).image_size
+                size, _ = await self._decoders.decode(data, name, "check")
         if owner is not None:
             self._remember((owner, digest), size)
         return Image(data, name, *size, digest)

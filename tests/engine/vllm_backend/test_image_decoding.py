@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections.abc import AsyncIterator
+from functools import partial
 from io import BytesIO
 from typing import Any
 
@@ -17,6 +18,7 @@ from vllm.multimodal.media.image import ImageMediaIO
 
 from eaglegate.engine.errors import RequestRejected
 from eaglegate.engine.types import EngineRequest, ImageInput, Sampling
+from eaglegate.engine.vllm_backend.image_sizes import fit_pixels
 from eaglegate.engine.vllm_backend.images import PROMPTS, ImageRenderer
 from eaglegate.text.media.image import Image, ImageFormat
 from tests.text.media.hostile_images import make_chunk, make_png
@@ -64,7 +66,8 @@ def llm() -> Llm:
 async def renderer(llm: Llm) -> AsyncIterator[ImageRenderer]:
     engine: Any = llm
     outputs: Any = Outputs()
-    renderer = ImageRenderer(engine, outputs, ImageInput(1, 4), MAX_PIXELS)
+    fit = partial(fit_pixels, max_pixels=MAX_PIXELS)
+    renderer = ImageRenderer(engine, outputs, ImageInput(1, 4), fit)
     yield renderer
     await renderer.aclose()
 

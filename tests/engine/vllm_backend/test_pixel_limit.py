@@ -6,13 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-from eaglegate.engine.vllm_backend.arguments import (
-    MAX_PIXELS,
-    TILED_PIXELS,
-    limit_pixels,
-    read_max_pixels,
-)
+from eaglegate.engine.vllm_backend.arguments import MAX_PIXELS, limit_pixels
+from eaglegate.engine.vllm_backend.image_sizes import TILED_PIXELS, find_fit
 
 QWEN = {
     "image_processor_type": "Qwen2VLImageProcessorFast",
@@ -38,15 +35,16 @@ def test_images_are_reduced_to_two_megapixels(processor: dict[str, Any], largest
     limit_pixels(model)
     size = {"shortest_edge": 3136, "longest_edge": largest}
     assert model.multimodal_config.mm_processor_kwargs == {"fps": 1, "size": size}
-    assert read_max_pixels(model) == largest
+    assert find_fit(model)(1920, 1080) == ((1876, 1036) if largest == MAX_PIXELS else (1316, 728))
+    assert find_fit(model)(900, 500) == (900, 500)
 
 
 @pytest.mark.parametrize(
     ("processor", "kwargs", "taken"),
     [
-        (QWEN, {"size": {"shortest_edge": 1, "longest_edge": 2}}, 2),
-        (QWEN, {"max_pixels": 9}, 9),
-        (QWEN, {"images_kwargs": {"max_pixels": 9}}, 9),
+        (QWEN, {"size": {"shortest_edge": 1, "longest_edge": 10000}}, 10000),
+        (QWEN, {"max_pixels": 10000}, 10000),
+        (QWEN, {"images_kwargs": {"max_pixels": 10000}}, 10000),
         (QWEN, {"min_pixels": 9}, 12845056),
         ({"image_processor_type": "IdeficsImageProcessor", "size": {"longest_edge": 336}}, None,
          TILED_PIXELS),
@@ -59,7 +57,19 @@ def test_another_limit_or_processor_stays(
     model = make_model(processor, kwargs)
     limit_pixels(model)
     assert model.multimodal_config.mm_processor_kwargs == kwargs
-    assert read_max_pixels(model) == taken
+    width, height = find_fit(model)(8000, 4000)
+    assert taken / 2 < width * height <= taken
+
+
+@pytest.mark.parametrize("size", [(1920, 1080), (8192, 4096), (300, 9000), (640, 480)])
+def test_a_processor_makes_the_same_of_an_image_that_was_scaled_down(size: tuple[int, int]) -> None:
+    model = make_model(QWEN)
+    limit_pixels(model)
+    width, height = size
+    columns, rows = find_fit(model)(width, height)
+    limits = {"factor": 28, "min_pixels": 3136, "max_pixels": MAX_PIXELS}
+    assert smart_resize(rows, columns, **limits) == smart_resize(height, width, **limits)
+    assert columns * rows <= MAX_PIXELS
 
 
 def test_a_text_model_has_no_limit() -> None:
