@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
@@ -236,23 +236,48 @@ async def call(
             answer.body += message.get("body", b"")
         on_send(answer)
 
+    await app(make_scope(method, url, headers, client=client, server=server), receive, send)
+    return answer
+
+
+def make_scope(
+    method: str, url: str, headers: Mapping[str, str] | None = None, **changes: Any
+) -> dict[str, Any]:
+    """An HTTP request as a server gives it to an app."""
     fields = {"host": "localhost", "content-type": "application/json"} | dict(headers or {})
-    scope = {
+    path, _, query = url.partition("?")
+    return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
         "http_version": "1.1",
         "method": method,
-        "path": url.partition("?")[0],
-        "raw_path": url.partition("?")[0].encode(),
-        "query_string": url.partition("?")[2].encode(),
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
         "root_path": "",
         "scheme": "http",
         "headers": [(k.encode(), v.encode()) for k, v in fields.items()],
-        "client": client,
-        "server": server,
-    }
-    await app(scope, receive, send)
-    return answer
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+    } | changes
+
+
+def send_once(body: bytes) -> Callable[[], Awaitable[dict[str, Any]]]:
+    """A client that sends one body and then stays."""
+    sent = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if not sent:
+            await asyncio.Event().wait()
+        return sent.pop()
+
+    return receive
+
+
+async def read_head_only(message: Any) -> None:
+    """A client that does not read the body of an answer."""
+    if message["type"] == "http.response.body":
+        await asyncio.Event().wait()
 
 
 @pytest.fixture

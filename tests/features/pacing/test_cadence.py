@@ -31,7 +31,7 @@ from eaglegate.features.pacing.settings import PacingSettings
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.http.response import ReplayedResponse, StreamTiming
 from eaglegate.text.events import ContentDelta, ReasoningDelta, ToolCallDelta, ToolCallEnd
-from tests.server.conftest import Lab, call, on_a_port
+from tests.server.conftest import Lab, call, make_scope, on_a_port, read_head_only, send_once
 from tests.streams import read_frames
 
 TEXT = "Seven times six is forty-two, and the rest of the sentence fills a few more steps."
@@ -176,25 +176,9 @@ async def test_a_reader_that_does_not_read_is_cut_off():
     says_slowly(lab)
     lab.engine.script = [*lab.engine.script[:-1]] * 50
     body = json.dumps({"model": "demo", "stream": True, "messages": HI, "max_tokens": 4000})
-    sent = [{"type": "http.request", "body": body.encode(), "more_body": False}]
-
-    async def receive():
-        if not sent:
-            await asyncio.Event().wait()
-        return sent.pop()
-
-    async def stall(message):
-        if message.get("body"):
-            await asyncio.Event().wait()
-
-    head = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-    scope = {
-        "type": "http", "method": "POST", "path": "/v1/chat/completions", "query_string": b"",
-        "http_version": "1.1", "headers": head, "scheme": "http", "root_path": "",
-        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
-    }  # fmt: skip
+    scope = make_scope("POST", "/v1/chat/completions")
     async with asyncio.timeout(10):
-        await lab.app(scope, receive, stall)
+        await lab.app(scope, send_once(body.encode()), read_head_only)
     assert not lab.engine.running
 
 

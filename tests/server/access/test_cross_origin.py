@@ -10,7 +10,7 @@ from eaglegate.server.access.cross_origin import CrossOriginPolicy, parse_host, 
 from eaglegate.server.access.keys import KeyRing, hash_key
 from eaglegate.server.errors import ConfigError
 from tests.server.access.test_door import pages, routes
-from tests.server.conftest import call
+from tests.server.conftest import call, make_scope
 
 EVIL = "https://evil.example"
 OPEN = {"/health", "/ready", "/ping"}
@@ -233,11 +233,7 @@ async def raw(app, headers, version="1.1", method="GET"):
     async def receive():
         return {"type": "http.request", "body": b"", "more_body": False}
 
-    scope = {
-        "type": "http", "method": method, "path": "/v1/models", "headers": headers,
-        "query_string": b"", "http_version": version, "scheme": "http", "root_path": "",
-        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
-    }  # fmt: skip
+    scope = make_scope(method, "/v1/models") | {"headers": headers, "http_version": version}
     await app(scope, receive, send)
     return sent[0]["status"]
 

@@ -26,6 +26,7 @@ from eaglegate.server.http.response import (
     send_json,
 )
 from eaglegate.server.store.base import StoredConversation, StoredResponse
+from tests.server.conftest import make_scope, read_head_only
 
 MB = 1_000_000
 READ = ("/v1/responses/resp_1", "/v1/responses/resp_1/input_items", "/v1/conversations/c/items",
@@ -54,7 +55,7 @@ async def test_bytes_of_readers_are_bounded_in_total_and_released(lab, path):
                 served.append(message)
                 await waiting.wait()
 
-        await lab.app(scope(path), receive, stall)
+        await lab.app(make_scope("GET", path), asyncio.Event().wait, stall)
 
     readers = [asyncio.create_task(read()) for _ in range(2)]
     async with asyncio.timeout(5):
@@ -68,20 +69,6 @@ async def test_bytes_of_readers_are_bounded_in_total_and_released(lab, path):
         await asyncio.gather(*readers)
     assert (await lab.get(path)).status == 200
     assert lab.gateway.budget.stored.total == 0
-
-
-def scope(path, **headers):
-    given = {"host": "localhost"} | headers
-    return {
-        "type": "http", "method": "GET", "path": path, "query_string": b"", "http_version": "1.1",
-        "headers": [(k.replace("_", "-").encode(), v.encode()) for k, v in given.items()],
-        "scheme": "http", "root_path": "", "client": ("127.0.0.1", 1),
-        "server": ("127.0.0.1", 80),
-    }  # fmt: skip
-
-
-async def receive():
-    await asyncio.Event().wait()
 
 
 async def test_one_key_holds_half_of_what_may_be_read(lab):
@@ -138,12 +125,8 @@ async def test_a_client_that_does_not_read_is_cut_off(lab, monkeypatch):
     monkeypatch.setattr(http_response, "MIN_RATE", 1 << 40)
     await store_large(lab)
 
-    async def stall(message):
-        if message["type"] == "http.response.body":
-            await asyncio.Event().wait()
-
     async with asyncio.timeout(5):
-        await lab.app(scope(READ[0]), receive, stall)
+        await lab.app(make_scope("GET", READ[0]), asyncio.Event().wait, read_head_only)
     assert lab.gateway.budget.stored.total == 0
 
 
@@ -159,7 +142,7 @@ async def test_a_large_frame_goes_out_in_pieces_with_no_comment_between():
 
     answer = ReplayedResponse(frames(), StreamTiming(keep_alive_s=0.001))
     async with asyncio.timeout(5):
-        await answer(scope("/"), receive, send)
+        await answer(make_scope("GET", "/"), asyncio.Event().wait, send)
     whole = b"".join(sent)
     assert max(map(len, sent)) == PIECE
     frame, _, _ = whole.partition(b"\n\n")

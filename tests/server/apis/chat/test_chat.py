@@ -6,7 +6,6 @@ import pytest
 
 from eaglegate.engine.types import DecodeStep, Step
 from eaglegate.text.events import FinishReason
-from tests.streams import fold_chat, read_chat
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 
@@ -37,18 +36,6 @@ async def test_an_answer_has_text_usage_and_a_finish_reason(lab):
     assert body["usage"]["completion_tokens"] == num
     assert body["usage"]["prompt_tokens"] == len(lab.engine.requests[0].prompt)
     assert body["usage"]["total_tokens"] == num + len(lab.engine.requests[0].prompt)
-
-
-@pytest.mark.parametrize("cuts", [(), (2,), (1, 4, 4, 4), (100,)])
-async def test_the_stream_folds_to_the_answer(lab, cuts):
-    lab.says(f"<think>\nhm\n</think>\n\nfirst {CALL}", cuts)
-    answer = await lab.chat(tools=[WEATHER])
-    streamed = await lab.chat(tools=[WEATHER], stream=True)
-    assert streamed.done
-    folded = fold_chat(streamed.chunks)
-    assert folded == read_chat(answer.json) | {"usage": None}
-    assert folded["finish_reason"] == "tool_calls"
-    assert folded["calls"] == [["get_weather", '{"city": "Oslo"}']]
 
 
 async def test_every_chunk_is_one_of_the_same_answer(lab):
@@ -140,17 +127,6 @@ async def test_choices_are_generated_apart(lab):
     assert len({r.sampling.seed for r in lab.engine.requests}) == 6, "seeds share no choice"
     streamed = await lab.chat(n=2, stream=True)
     assert {c["choices"][0]["index"] for c in streamed.chunks} == {0, 1}
-
-
-async def test_sampling_reaches_the_engine(lab):
-    lab.says("x")
-    await lab.chat(
-        max_completion_tokens=9, temperature=0.5, top_p=0.9, seed=3, num_speculative_tokens=2
-    )
-    request = lab.engine.requests[0]
-    assert request.sampling.max_tokens == 9
-    assert (request.sampling.temperature, request.sampling.top_p) == (0.5, 0.9)
-    assert request.depth == 2
 
 
 async def test_without_a_limit_the_context_is_the_limit(lab):

@@ -19,7 +19,6 @@ from eaglegate.server.access.caller import ApiKey
 from eaglegate.server.access.keys import KeyRing, hash_key
 from eaglegate.server.access.quota import KeyQuota
 from eaglegate.server.apis.responses.background import (
-    BackgroundRun,
     BackgroundRuns,
     FrameLog,
     ResponseSnapshot,
@@ -168,19 +167,6 @@ async def test_a_fault_that_cannot_be_stored_says_so_in_its_last_event(lab):
     assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
     assert events[-1]["response"]["store"] is False
     assert (await lab.get(at)).json == events[-1]["response"]
-
-
-async def test_a_running_response_shows_its_output_so_far(lab):
-    endless(lab)
-    made = await begin(lab)
-    at = f"{URL}/{made['id']}"
-    async with asyncio.timeout(10):
-        while not (await lab.get(at)).json["output"]:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    answer = (await lab.get(at)).json
-    assert answer["status"] == "in_progress"
-    assert answer["output"][0]["content"][0]["text"] == "one"
-    await lab.post(f"{at}/cancel", {})
 
 
 async def test_a_cancel_after_the_end_changes_nothing(lab):
@@ -466,44 +452,6 @@ async def test_an_engine_s_fault_is_told_in_its_own_words(lab, caplog):
     events = said(await lab.get(f"{URL}/{made['id']}?stream=true"))
     assert "no room left" in orjson.dumps(events[-1]).decode()
     assert "background response failed" not in caplog.text
-
-
-async def test_a_second_cancel_leaves_the_engine_time_to_end_the_first(lab, monkeypatch):
-    endless(lab)
-    made = await begin(lab)
-    run = lab.runs.get(made["id"], "")
-    entered, ended = asyncio.Event(), False
-    real = run._work
-
-    async def slow():
-        nonlocal ended
-        try:
-            entered.set()
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(0.05)
-            ended = True
-
-    run._work = asyncio.create_task(slow())
-    await entered.wait()
-    first = asyncio.ensure_future(run.cancel())
-    await asyncio.sleep(0)
-    second = asyncio.ensure_future(run.cancel())
-    await asyncio.sleep(0.2)
-    assert ended
-    real.cancel()
-    await asyncio.gather(first, second)
-
-
-async def test_a_waiting_response_can_be_cancelled(lab):
-    class Stream:
-        log = FrameLog()
-
-    run = BackgroundRun("r", "", Stream(), None)
-    await run.cancel()
-    runs = BackgroundRuns()
-    runs.add(run)
-    await runs.finish(1)
 
 
 async def test_a_gateway_that_ends_waits_for_those_that_run_but_not_for_ever(lab):

@@ -261,19 +261,6 @@ async def test_a_background_response_can_be_cancelled(lab):
     assert (await lab.post(f"{URL}/{other['id']}/cancel", {})).status == 400
 
 
-async def test_a_background_stream_can_be_taken_up_again(lab):
-    lab.says("one two three", [1])
-    events = said(await ask(lab, background=True, stream=True))
-    id = events[0]["response"]["id"]
-    assert [e["type"] for e in events[:3]] == [
-        "response.created",
-        "response.queued",
-        "response.in_progress",
-    ]
-    again = said(await lab.get(f"{URL}/{id}?stream=true&starting_after=3"))
-    assert again == events[4:]
-
-
 async def test_a_response_that_ran_when_the_gateway_stopped_has_failed(lab):
     lab.engine.script = [Pause(60)]
     made = (await ask(lab, background=True)).json

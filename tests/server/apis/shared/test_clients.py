@@ -11,19 +11,14 @@ import pytest
 from agents import (
     Agent,
     ModelSettings,
-    OpenAIChatCompletionsModel,
     Runner,
-    function_tool,
     set_tracing_disabled,
 )
 from agents.models.openai_responses import OpenAIResponsesModel
-from langchain_core.messages import HumanMessage
-from langchain_openai import ChatOpenAI
 from openai import APIError, AsyncOpenAI, OpenAI, RateLimitError, pydantic_function_tool
 from pydantic import BaseModel
 
 from eaglegate.engine.errors import EngineDead, EngineOverloaded
-from eaglegate.engine.scripted import steps
 
 pytestmark = pytest.mark.thorough
 
@@ -54,17 +49,6 @@ def client(url) -> OpenAI:
 
 def ask(text: str = "weather?") -> dict:
     return {"model": "demo", "messages": [{"role": "user", "content": text}]}
-
-
-def calls_then_says(lab, name: str, answer: str) -> None:
-    """A call while the last message is the user's, an answer once the tool has spoken."""
-
-    def script(_request):
-        done = lab.renderer.seen[-1]["messages"][-1]["role"] == "tool"
-        text = answer if done else THOUGHT + CALL % name
-        return steps(lab.renderer.encode(text + "<|im_end|>", False), [1, 3, 2, 4])
-
-    lab.engine.script = script
 
 
 def test_parse_makes_models_of_content_and_calls(lab, client):
@@ -111,60 +95,12 @@ def test_errors_reach_the_client_as_its_own(lab, client):
     assert [event.type for event in events[-2:]] == ["error", "response.failed"]
 
 
-@pytest.mark.parametrize("kind", [OpenAIChatCompletionsModel, OpenAIResponsesModel])
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_an_agent_calls_its_tool_and_answers(lab, url, kind, streamed):
-    calls_then_says(lab, "get_weather", "It rains in Oslo.")
-    asked = []
-
-    @function_tool
-    def get_weather(city: str) -> str:
-        asked.append(city)
-        return "rain"
-
-    model = kind("demo", AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0))
-    agent = Agent("a", instructions="be brief", model=model, tools=[get_weather])
-    if streamed:
-        result = Runner.run_streamed(agent, "weather?")
-        async for _ in result.stream_events():
-            pass
-    else:
-        result = await Runner.run(agent, "weather?")
-    assert result.final_output == "It rains in Oslo."
-    assert asked == ["Oslo"]
-
-
 async def test_an_agent_hands_back_a_model(lab, url):
     lab.says('{"city": "Oslo", "degrees": 12}', [1, 3])
     model = OpenAIResponsesModel("demo", AsyncOpenAI(base_url=f"{url}/v1", api_key="none"))
     settings = ModelSettings(store=False, parallel_tool_calls=None)
     agent = Agent("a", model=model, output_type=Report, model_settings=settings)
     assert (await Runner.run(agent, "weather?")).final_output == Report(city="Oslo", degrees=12)
-
-
-@pytest.mark.parametrize("responses", [False, True])
-def test_langchain_binds_tools_and_structures(lab, url, responses):
-    model = ChatOpenAI(
-        model="demo",
-        base_url=f"{url}/v1",
-        api_key="none",
-        use_responses_api=responses,
-        stream_usage=True,
-    )
-    lab.says(CALL % "Weather", [1, 3])
-    bound = model.bind_tools([Weather])
-    message = bound.invoke([HumanMessage("weather?")])
-    assert message.tool_calls[0]["args"] == {"city": "Oslo"}
-    chunks = list(bound.stream([HumanMessage("weather?")]))
-    whole = chunks[0]
-    for chunk in chunks[1:]:
-        whole += chunk
-    assert whole.tool_calls[0]["args"] == {"city": "Oslo"}
-    assert whole.usage_metadata["output_tokens"] > 0
-    lab.says('{"city": "Oslo", "degrees": 12}', [1, 3])
-    assert model.with_structured_output(Report).invoke("weather?") == Report(
-        city="Oslo", degrees=12
-    )
 
 
 async def test_many_async_clients_at_once(lab, url):

@@ -113,7 +113,6 @@ BROKEN: dict[str, tuple[Any, str]] = {
         },
         "{}",
     ),
-    "allOf one": ({"allOf": [{"type": "integer", "minimum": 5}]}, "3"),
     "allOf two": (
         {"allOf": [{"type": "integer", "minimum": 5}, {"type": "integer", "maximum": 9}]},
         "12",
@@ -172,22 +171,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
         '{"a": 1}',
     ),
     "mult+min": ({"type": "integer", "multipleOf": 5, "minimum": 7}, "5"),
-    "mult+min b": ({"type": "integer", "multipleOf": 5, "minimum": 7}, "11"),
-    "mult+max": ({"type": "integer", "multipleOf": 5, "maximum": 7}, "10"),
-    "mult big": ({"type": "integer", "multipleOf": 1000}, "1500"),
-    "mult big2": ({"type": "integer", "multipleOf": 997}, "998"),
-    "mult neg": ({"type": "integer", "multipleOf": 5}, "-7"),
-    "mult int|null": ({"type": ["integer", "null"], "multipleOf": 5}, "7"),
     "mult 0.5 int": ({"type": "integer", "multipleOf": 1.5}, "1"),
-    "pp+prop": (
-        {
-            "type": "object",
-            "properties": {"b": I},
-            "patternProperties": {"^a": I},
-            "additionalProperties": False,
-        },
-        '{"c": 1}',
-    ),
     "pp+prop val": (
         {
             "type": "object",
@@ -196,10 +180,6 @@ BROKEN: dict[str, tuple[Any, str]] = {
             "additionalProperties": False,
         },
         '{"a": "x"}',
-    ),
-    "pn+prop": (
-        {"type": "object", "properties": {"b": I}, "propertyNames": {"pattern": "^a+$"}},
-        '{"c": 1}',
     ),
     "pn+prop2": (
         {
@@ -210,10 +190,6 @@ BROKEN: dict[str, tuple[Any, str]] = {
         },
         '{"c": 1}',
     ),
-    "pp+pn": (
-        {"type": "object", "patternProperties": {"^a": I}, "propertyNames": {"maxLength": 2}},
-        '{"aaa": 1}',
-    ),
     "pp+minP": (
         {
             "type": "object",
@@ -223,31 +199,16 @@ BROKEN: dict[str, tuple[Any, str]] = {
         },
         '{"a": 1}',
     ),
-    "pn+maxP": (
-        {
-            "type": "object",
-            "propertyNames": {"pattern": "^a+$"},
-            "additionalProperties": I,
-            "maxProperties": 1,
-        },
-        '{"a": 1, "aa": 1}',
-    ),
-    "minItems no type": ({"items": I, "minItems": 2}, "[1]"),
     "minItems prefix": ({"type": "array", "prefixItems": [I], "items": I, "minItems": 3}, "[1, 2]"),
     "minProps no type": ({"minProperties": 2}, '{"a": 1}'),
-    "req no type": ({"required": ["a"]}, "{}"),
     "addl schema": (
         {"type": "object", "properties": {"a": I}, "additionalProperties": S},
         '{"b": 1}',
     ),
-    "type list str bounds": ({"type": ["string", "null"], "maxLength": 2}, '"abc"'),
     "type list obj": (
         {"type": ["object", "null"], "properties": {"a": I}, "required": ["a"]},
         "{}",
     ),
-    "minmax num": ({"type": "number", "minimum": 0.5, "maximum": 1.5}, "1.75"),
-    "exmin num": ({"type": "number", "exclusiveMinimum": 0.5}, "0.5"),
-    "enum in anyOf": ({"anyOf": [{"const": 1}, {"const": 2}]}, "3"),
     "nested ref": (
         {
             "$defs": {

@@ -229,11 +229,6 @@ async def test_roles_that_templates_have_besides(lab):
         assert (answer.status, answer.json["error"]["param"]) == (400, "messages[0].role")
 
 
-async def test_there_is_one_tier_whatever_is_asked_for(lab):
-    lab.says("x")
-    assert (await lab.chat(service_tier="standard_only")).json["service_tier"] == "default"
-
-
 async def test_repetition_is_the_engine_s_to_find(lab):
     lab.says("x")
     asked = {"max_pattern_size": 3, "min_count": 4}
