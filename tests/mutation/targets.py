@@ -6,11 +6,8 @@ FULL_QUEUE = tuple(
     f"tests/server/access/test_fairness.py::{test}"
     for test in (
         "test_a_full_queue_has_room_for_a_key_below_its_share",
-        "test_a_full_queue_has_room_for_a_higher_class_and_none_for_a_lower",
         "test_a_request_that_is_still_rendered_gives_way_at_its_turn",
         "test_queued_tokens_are_shared_too",
-        "test_a_key_s_own_place_decides_when_to_come_back",
-        "test_an_operator_goes_before_everybody",
         "test_a_flood_is_what_a_full_queue_refuses",
     )
 )

@@ -86,18 +86,6 @@ async def test_a_class_goes_before_the_next():
     assert order == clients[::-1]
 
 
-async def test_a_request_that_leaves_the_queue_takes_no_place():
-    admission = Admission(AdmissionLimits(running=1))
-    clients = [Client(admission) for _ in range(3)]
-    await settle()
-    await clients[1].leave()
-    assert admission.queued_tokens == 10
-    await clients[0].leave()
-    assert clients[2].running
-    await clients[2].leave()
-    assert admission.num_in_flight == 0
-
-
 async def test_a_request_admitted_while_leaving_passes_on_its_place():
     admission = Admission(AdmissionLimits(running=1))
     clients = [Client(admission) for _ in range(3)]
@@ -110,26 +98,6 @@ async def test_a_request_admitted_while_leaving_passes_on_its_place():
     assert clients[2].running
     clients[2].stack.close()
     assert (admission.running, admission.queued, admission.queued_tokens) == (0, 0, 0)
-
-
-async def test_a_full_queue_refuses_before_any_work():
-    clock = Clock()
-    admission = Admission(AdmissionLimits(running=1, queued=2), clock)
-    for _ in range(5):
-        done = Client(admission)
-        await settle()
-        clock.now += 2
-        await done.leave()
-    clients = [Client(admission) for _ in range(2)]
-    await settle()
-    clients += [Client(admission) for _ in range(1)]
-    await settle()
-    with pytest.raises(TooManyRequests) as refused:
-        admission.check()
-    assert refused.value.code == "queue_full"
-    assert refused.value.retry_after_s == pytest.approx(2 * 3, abs=1.5)
-    for client in clients:
-        await client.leave()
 
 
 async def test_queued_prompt_tokens_are_bounded():
@@ -145,18 +113,6 @@ async def test_queued_prompt_tokens_are_bounded():
     for client in clients:
         await client.leave()
     assert admission.queued_tokens == 0
-
-
-async def test_a_request_larger_than_the_bound_runs_alone():
-    admission = Admission(AdmissionLimits(running=4))
-    with admission.enter(Requester()) as place:
-        await place.admit(10, 1)
-        other = Client(admission)
-        await settle()
-        assert not other.running
-    await settle()
-    assert other.running
-    await other.leave()
 
 
 async def test_a_key_has_so_many_requests_at_a_time():
@@ -337,16 +293,6 @@ def test_the_rate_is_learned_from_how_long_places_are_held():
     assert rate.retry_after_s(10**6, 2) == rate.MAX_S
     rate.note(5.5, sequences=2)
     assert rate.wait_s(12, 2) == pytest.approx(11)
-
-
-def test_retry_after_is_between_one_second_and_two_minutes():
-    clock = Clock()
-    rate = ServiceRate(clock)
-    assert (rate.retry_after_s(10, 2), rate.typical_s, rate.wait_s(1, 1)) == (5, 0, None)
-    rate.note(0.25)
-    assert rate.retry_after_s(2, 1) == 1
-    assert rate.retry_after_s(1000, 1) == 120
-    assert rate.wait_s(2, 1) == 0.5
 
 
 def test_the_rate_is_that_of_the_last_minute():

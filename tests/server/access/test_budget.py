@@ -43,18 +43,6 @@ def test_a_gateway_holds_96_mebibytes_of_which_a_key_has_half():
     assert (first.num_bytes, third.num_bytes) == (48 << 20, 0), "what is refused is not held"
 
 
-def test_bytes_are_given_back_once():
-    budget = RequestBudget(held_bytes=100)
-    first, second = budget.open("a"), budget.open("a")
-    first.hold(20)
-    second.hold(30)
-    first.close()
-    first.close()
-    assert budget.held == 30
-    with pytest.raises(TooManyRequests):
-        first.hold(21)
-
-
 def test_the_last_byte_of_a_key_counts_in_its_share():
     budget = RequestBudget(held_bytes=100)
     first, second, third = (budget.open("a") for _ in range(3))
@@ -175,20 +163,6 @@ def test_requests_without_room_for_a_reservation_pay_nothing():
     assert level(quota) == 40
 
 
-@pytest.mark.parametrize("context", [50, 5000])
-def test_an_estimate_is_at_most_a_context_and_overdraws_at_most_a_minute(context):
-    quota = KeyQuota("a", tokens=100, clock=lambda: 0.0)
-    budget = RequestBudget(longest_prompt=context)
-    charges = [budget.open("a", quota) for _ in range(2)]
-    for charge in charges:
-        charge.hold(8 << 20)
-        charge.estimate()
-    assert level(quota) == max(-100, 100 - 2 * context)
-    for charge in charges:
-        charge.close()
-    assert level(quota) == 100, "and all of it is given back, whatever it was"
-
-
 def test_a_token_is_charged_for_every_16_bytes():
     for num_bytes, is_paid in ((1600, True), (1599, False)):
         quota = KeyQuota("a", tokens=100, clock=lambda: 0.0)
@@ -200,17 +174,6 @@ def test_a_token_is_charged_for_every_16_bytes():
                 quota.take()
         else:
             quota.take()
-
-
-def test_a_background_run_settles_when_both_have_closed():
-    quota, charge = open_charge(100)
-    charge.extend()
-    charge.reserve(10, 20)
-    charge.close()
-    assert level(quota) == 70
-    charge.settle(10, 5)
-    charge.close()
-    assert level(quota) == 85
 
 
 async def test_small_bodies_are_parsed_at_once_and_large_ones_in_their_turn():

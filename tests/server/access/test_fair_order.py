@@ -39,21 +39,6 @@ def place_of(flow: Flow, tokens: int = 10, entered: float = 0.0) -> AdmissionTic
 # -- which keys share
 
 
-def test_a_key_counts_for_a_minute_after_its_last_request(order, clock):
-    flow = add_flow(order, "a")
-    clock.now += 59.9
-    assert flow in order.compute_shares(4)
-    clock.now += 0.1
-    assert flow not in order.compute_shares(4)
-
-
-def test_a_key_with_requests_counts_however_old_they_are(order, clock):
-    running, waiting = add_flow(order, "running"), add_flow(order, "waiting", queued=1)
-    running.running = 1
-    clock.now += 3600
-    assert order.compute_shares(4) == {running: 2, waiting: 2}
-
-
 def test_idle_keys_are_forgotten_when_one_comes(order, clock):
     add_flow(order, "a").weight = 7
     clock.now += 60
@@ -79,10 +64,6 @@ def test_turns_follow_place_seconds_over_weight(order):
         assert order.charge(flow, sequences=2, typical_s=3) == 6
     assert (light.charged, heavy.charged) == (6, 3)
     assert order.list_by_turn() == [heavy, light]
-
-
-def test_a_place_counts_for_a_second_before_any_was_held(order):
-    assert order.charge(add_flow(order, "a"), sequences=3, typical_s=0.0) == 3
 
 
 def test_the_real_cost_of_a_request_replaces_the_expected_cost(order):
@@ -125,23 +106,6 @@ def test_a_key_that_waits_keeps_its_turn_when_more_of_it_comes(order):
         order.charge(other, sequences=1, typical_s=5)
     order.queue(waiting, place_of(waiting))
     assert waiting.charged == 0
-
-
-def test_time_does_not_go_back(order):
-    first, second = add_flow(order, "first"), add_flow(order, "second")
-    first.charged = 20.0
-    order.charge(first, sequences=1, typical_s=1)
-    order.charge(second, sequences=1, typical_s=1)
-    late = add_flow(order, "late")
-    order.queue(late, place_of(late))
-    assert late.charged == 20
-
-
-def test_waiting_tokens_are_counted_by_key(order):
-    flow = add_flow(order, "a")
-    order.queue(flow, place_of(flow, tokens=7))
-    order.queue(flow, place_of(flow, tokens=5))
-    assert flow.tokens == 12
 
 
 # -- who is ahead, who gives way

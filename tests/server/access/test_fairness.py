@@ -154,20 +154,6 @@ async def test_a_full_queue_has_room_for_a_key_below_its_share():
     assert (admission.queued, admission.queued_tokens, admission.num_in_flight) == (0, 0, 0)
 
 
-async def test_a_full_queue_has_room_for_a_higher_class_and_none_for_a_lower():
-    for above, below in ((Priority.HIGH, Priority.NORMAL), (Priority.NORMAL, Priority.LOW)):
-        admission, flood = await full_queue(Requester("flood", below))
-        high = [Client(admission, Requester("high", above)) for _ in range(8)]
-        await settle()
-        assert len(refused(flood)) == 8
-        assert not refused(high)
-        with pytest.raises(TooManyRequests):
-            admission.check(Requester("flood", below))
-        for client in [*flood, *high]:
-            await client.leave()
-        assert (admission.queued, admission.queued_tokens) == (0, 0)
-
-
 async def test_a_request_that_is_still_rendered_gives_way_at_its_turn():
     admission = Admission(AdmissionLimits(running=1, queued=2), Clock())
     with ExitStack() as inside:
@@ -198,41 +184,6 @@ async def test_queued_tokens_are_shared_too():
     for client in [*flood, victim, big]:
         await client.leave()
     assert admission.queued_tokens == 0
-
-
-async def test_a_key_s_own_place_decides_when_to_come_back():
-    clock = Clock()
-    admission = Admission(AdmissionLimits(running=1, queued=8), clock)
-    done = Client(admission, FLOOD)
-    await settle()
-    clock.now += 2
-    await done.leave()
-    flood = [Client(admission, FLOOD)]
-    await settle()
-    flood += [Client(admission, FLOOD) for _ in range(8)]
-    await settle()
-    with pytest.raises(TooManyRequests) as own:
-        admission.check(FLOOD)
-    other = Client(admission, Requester("other"))
-    await settle()
-    late = Requester("late", deadline=clock.now + 5)
-    with pytest.raises(TooManyRequests) as soon, admission.enter(late):
-        pass
-    assert own.value.retry_after_s == pytest.approx(2 * 9)
-    assert soon.value.code == "deadline_unreachable"
-    assert soon.value.retry_after_s == pytest.approx(2 * 3)
-    for client in [*flood, other]:
-        await client.leave()
-
-
-async def test_an_operator_goes_before_everybody():
-    admission, flood = await full_queue(Requester("flood", Priority.HIGH))
-    operator = Client(admission, Requester("admin", Priority.OPERATOR))
-    await settle()
-    await flood[0].leave()
-    assert operator.running
-    for client in [*flood[1:], operator]:
-        await client.leave()
 
 
 # -- on the wire

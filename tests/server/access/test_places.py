@@ -163,24 +163,6 @@ async def test_an_idle_engine_starts_whoever_is_next(sequences):
 # -- what is shared out
 
 
-async def test_a_key_that_held_its_places_long_goes_later():
-    clock = Clock()
-    admission = Admission(AdmissionLimits(running=1), clock)
-    for name, seconds in (("long", 10), ("short", 1)):
-        client = Client(admission, Requester(name))
-        await settle()
-        clock.now += seconds
-        client.stack.close()
-    running = Client(admission, Requester("other"))
-    await settle()
-    long, short = Client(admission, Requester("long")), Client(admission, Requester("short"))
-    await settle()
-    running.stack.close()
-    await settle()
-    assert (short.running, long.running) == (True, False)
-    await end_all(long, short)
-
-
 async def test_a_request_that_leaves_the_queue_is_not_counted():
     admission = Admission(AdmissionLimits(running=1))
     running, waiting = Client(admission, Requester("a")), Client(admission, Requester("b"))

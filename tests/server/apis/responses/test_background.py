@@ -27,7 +27,7 @@ from eaglegate.server.errors import StoreFailed
 from eaglegate.server.http.response import SSE_KEEP_ALIVE, ReplayedResponse, StreamTiming
 from eaglegate.text.events import FinishReason
 from tests.server.apis.responses.test_responses import URL, said
-from tests.server.conftest import Lab, call
+from tests.server.conftest import Lab, call, read_head_only
 
 pytestmark = pytest.mark.thorough
 
@@ -59,10 +59,7 @@ async def test_the_bytes_of_a_request_are_held_until_its_run_is_over(lab):
 
 
 async def replay(frames, send, timing):
-    async def receive():
-        await asyncio.Event().wait()
-
-    await ReplayedResponse(frames, timing)({"type": "http"}, receive, send)
+    await ReplayedResponse(frames, timing)({"type": "http"}, asyncio.Event().wait, send)
 
 
 async def test_a_silent_background_stream_is_kept_alive():
@@ -85,10 +82,6 @@ async def test_a_silent_background_stream_is_kept_alive():
 async def test_a_background_stream_is_not_written_to_a_reader_that_does_not_read():
     is_closed = False
 
-    async def send(message):
-        if message.get("body"):
-            await asyncio.Event().wait()
-
     async def frames():
         nonlocal is_closed
         try:
@@ -98,7 +91,7 @@ async def test_a_background_stream_is_not_written_to_a_reader_that_does_not_read
             is_closed = True
 
     async with asyncio.timeout(10):
-        await replay(frames(), send, StreamTiming(reader_s=0.05))
+        await replay(frames(), read_head_only, StreamTiming(reader_s=0.05))
     assert is_closed
 
 
