@@ -27,7 +27,7 @@ def test_every_case_reads_as_the_format_defines(cases: Sequence[Case]) -> None:
     check_all(cases, read)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @formats
 def test_every_cutting_reads_as_the_format_defines(cases: Sequence[Case]) -> None:
     def read(case: Case) -> None:
