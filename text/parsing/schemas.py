@@ -287,13 +287,19 @@ def additional(root: Any) -> Any:
     return None
 
 
-_RESTRICTIONS = frozenset(("enum", "const", "pattern", "format", "maxLength"))
+LONGEST_TRIMMED = 1000
+"""Longest text that is checked with and without the white space around it."""
+_RESTRICTIONS = frozenset(("enum", "const", "pattern", "format"))
 
 
 def restricts(schema: Any, root: Any) -> bool:
-    """Return True if a schema has a keyword that white space around a string may violate."""
-    parts = _alternatives(schema, root, 0, set())
-    return any(not _RESTRICTIONS.isdisjoint(part) for part in parts)
+    """Return True if white space around a short string may violate a schema."""
+    for part in _alternatives(schema, root, 0, set()):
+        limit = part.get("maxLength")
+        is_short = isinstance(limit, int) and limit <= LONGEST_TRIMMED
+        if is_short or not _RESTRICTIONS.isdisjoint(part):
+            return True
+    return False
 
 
 def _alternatives(

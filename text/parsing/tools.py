@@ -23,6 +23,7 @@ from eaglegate.text.events import Outcome
 from eaglegate.text.parsing.json_scan import REPLACED, Unescaper
 from eaglegate.text.parsing.markers import FRAGMENT
 from eaglegate.text.parsing.schemas import (
+    LONGEST_TRIMMED,
     MAX_VALUES,
     MAX_WORK,
     Effort,
@@ -39,8 +40,6 @@ from eaglegate.text.parsing.schemas import (
     restricts,
 )
 
-LONGEST_TRIMMED = 1000
-"""Longest text that is checked with and without the white space around it."""
 WRAPPERS = frozenset({"arguments", "args", "parameters", "params", "input", "kwargs", "properties"})
 """Names under which models put all arguments together, regardless of the tool's schema."""
 PROGRAM_BYTES = 1 << 16
@@ -83,6 +82,9 @@ class ToolSchema:
         self._given = parameters
         self._allowed: dict[str | None, frozenset[str]] = {}
         """Allowed types by parameter; None is any parameter that the schema does not name."""
+        self._restricted: dict[str, bool] = {}
+        self._validators: dict[str, Draft202012Validator | None] = {}
+        """Validators of single parameters."""
         self._kinds: dict[int, frozenset[str]] = {}
         self._members: dict[int, tuple[Mapping[str, Any], Any]] = {}
         """Members by the id() of a part of the schema, which lives as long as this object."""
@@ -121,12 +123,14 @@ class ToolSchema:
         return self._allowed[name]
 
     def _find_schemas(self, parameter: str) -> list[Any]:
-        is_named = parameter in self.properties
-        return [*self.properties[parameter]] if is_named else [self._additional]
+        return list(self.properties.get(parameter, [self._additional]))
 
     def restricts(self, parameter: str) -> bool:
         """Return True if white space around a parameter's string may violate its schema."""
-        return any(restricts(schema, self.parameters) for schema in self._find_schemas(parameter))
+        if parameter not in self._restricted:
+            schemas = self._find_schemas(parameter)
+            self._restricted[parameter] = any(restricts(part, self.parameters) for part in schemas)
+        return self._restricted[parameter]
 
     def trim(self, parameter: str, text: str) -> str:
         """Return a parameter's text, without the white space around it if only then it matches.
@@ -136,10 +140,11 @@ class ToolSchema:
         trimmed = text.strip()
         if trimmed == text or len(text) > LONGEST_TRIMMED or not self._size.is_compilable:
             return text
-        definitions = {
-            name: part for name, part in self.parameters.items() if name in ("$defs", "definitions")
-        }
-        validator = _make_validator({**definitions, "anyOf": self._find_schemas(parameter)})
+        if parameter not in self._validators:
+            schema = {name: self.parameters.get(name, {}) for name in ("$defs", "definitions")}
+            schema["anyOf"] = self._find_schemas(parameter)
+            self._validators[parameter] = _make_validator(schema)
+        validator = self._validators[parameter]
         if validator is None or validator.is_valid(text) or not validator.is_valid(trimmed):
             return text
         return trimmed

@@ -80,12 +80,16 @@ PARAMETER_TYPES = [
     ({"allOf": [{"$ref": "#/$defs/a~1b"}, {"minimum": 0}]}, "3", 3),
     ({"properties": {"x": {}}}, '{"x": 1}', {"x": 1}),
     ({"items": {}}, "[1]", [1]),
+    ({"enum": ["on", 1]}, " on\n", "on"),
+    ({"$ref": "#/$defs/on"}, "\n on", "on"),
+    ({"type": "string", "maxLength": 2}, " on ", "on"),
+    ({"type": "string"}, " on ", " on "),
 ]
 
 
 @pytest.mark.parametrize(("schema", "text", "value"), PARAMETER_TYPES)
 def test_types_that_clients_write(schema, text, value):
-    defs = {"a/b": {"type": "integer"}, "c d": {"type": "integer"}}
+    defs = {"a/b": {"type": "integer"}, "c d": {"type": "integer"}, "on": {"const": "on"}}
     tool = {"type": "object", "$defs": defs, "properties": {"v": schema}}
     call = ("t", {"v": value}, "valid")
     check_steps(written_case("qwen3_coder", qwen(text, "v", "t"), (call,), tools={"t": tool}))
