@@ -5,13 +5,17 @@ Problems that need rates or a baseline are alerts of ``deploy/prometheus/rules``
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from eaglegate.engine.totals import WORTHLESS, Totals
 from eaglegate.observability.telemetry import Telemetry
 
 MIN_VERIFY_STEPS = 200
 """Verify steps needed for a judgement."""
+UNDRAFTED_STEPS = 2000
+"""Steps without a draft after which the depth planner is stuck. It tries one in at most a few
+hundred."""
 
 
 def find_problem(totals: Totals) -> str | None:
@@ -33,9 +37,23 @@ def find_problem(totals: Totals) -> str | None:
     )
 
 
+def _find_stuck_planner(planner: Mapping[str, Any]) -> str | None:
+    """Return a sentence if the depth planner has tried no draft for long, and may."""
+    steps = planner.get("steps_since_draft", 0)
+    if steps < UNDRAFTED_STEPS or planner["frozen"] is not None:
+        return None
+    return (
+        f"The depth planner has tried no draft for {steps} steps. `planner` of "
+        "/admin/speculation has the times that it believes (docs/planner.md); requests with a "
+        "`speculation_depth` of their own show the real ones."
+    )
+
+
 def list_problems(telemetry: Telemetry, totals: Totals) -> Iterator[str]:
     """Yield the problems of this moment. ``totals`` covers the sliding window."""
     if problem := find_problem(totals):
+        yield problem
+    if problem := _find_stuck_planner(telemetry.scope.planner()):
         yield problem
     for engine in sorted(telemetry.down):
         yield f"Engine {engine} is down."

@@ -109,6 +109,8 @@ class PlannerTotals:
     """Expected seconds of the observed steps, before learning from them."""
     taken_s: float = 0.0
     planning_s: float = 0.0
+    undrafted: int = 0
+    """Steps since the last one with a depth above 0."""
 
 
 @dataclass(slots=True)
@@ -255,7 +257,8 @@ class DepthPlanner:
         if state is None:
             self._learn()
             state = self._make_plan(requests, bounds, floors)
-            self._fresh = self._news = False
+            # A plan in guessed seconds is not kept.
+            self._fresh, self._news = not self.cost.is_known, False
         else:
             self._probes.count_step()
         self._last = state
@@ -444,6 +447,7 @@ class DepthPlanner:
         return {
             "frozen": self.frozen_depth,
             "steps_by_depth": totals.depths,
+            "steps_since_draft": totals.undrafted,
             "steps_by_reason": {reason.value: count for reason, count in totals.reasons.items()},
             "expected_tokens": totals.expected_tokens,
             "committed_tokens": totals.committed_tokens,
@@ -521,6 +525,7 @@ class DepthPlanner:
         self.survival.count_widths(state.requests, plan.widths, steps)
         totals.reasons[plan.reason] += steps
         totals.depths[plan.depth] += steps
+        totals.undrafted = 0 if plan.depth else totals.undrafted + steps
         self._counted += steps
         if self._counted < FIXED_EVERY or not self.cost.is_known:
             return

@@ -40,7 +40,7 @@ function gain(data) {
   const value = data.planner && data.planner.gain;
   if (none(value)) return tile("Gain over no speculation", "–", "no depth planner runs", "", [], null, 0);
   const cls = value < 0.97 ? "bad" : value > 1.03 ? "good" : "";
-  return tile("Gain over no speculation", fixed(value) + "x", "estimated, since the start", cls, [], null, 0);
+  return tile("Gain over no speculation", fixed(value) + "x", `estimated, last draft ${data.planner.steps_since_draft} steps ago`, cls, [], null, 0);
 }
 
 function problem(data) {

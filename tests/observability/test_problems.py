@@ -58,6 +58,14 @@ def test_the_problems_of_further_parts_are_listed(telemetry):
     assert get_problem(telemetry) == "It is late."
 
 
+@pytest.mark.parametrize(
+    ("steps", "frozen", "is_stuck"), [(2000, None, True), (1999, None, False), (9999, 0, False)]
+)
+def test_a_planner_that_tries_no_draft_is_a_problem(telemetry, steps, frozen, is_stuck):
+    telemetry.scope.planner = lambda: {"steps_since_draft": steps, "frozen": frozen}
+    assert (f"no draft for {steps} steps" in get_problem(telemetry)) is is_stuck
+
+
 def test_low_memory_is_a_problem(telemetry):
     telemetry.scope.process = lambda: {"memory_shedding": True}
     assert "memory is low" in get_problem(telemetry)

@@ -86,8 +86,8 @@ def list_figures(reading: GatewayReading) -> list[Figure]:
     all_ = report["all"]
     length = all_["acceptance_length"]
     speed = report["tokens_per_s"]
-    gain = report["planner"] and report["planner"]["gain"]
-
+    planner = report["planner"]
+    gain = planner and planner["gain"]
     return [
         Figure(
             "throughput",
@@ -113,7 +113,9 @@ def list_figures(reading: GatewayReading) -> list[Figure]:
         Figure(
             "gain over no draft",
             NONE if gain is None else f"{gain:.2f}x",
-            "no planner runs" if gain is None else "estimated by the planner",
+            "no planner runs"
+            if gain is None
+            else f"estimated, last draft {planner['steps_since_draft']} steps ago",
         ),
     ]
 

@@ -89,7 +89,7 @@ def test_a_problem_is_a_state(reader):
 def planner(steps: list[int]) -> dict:
     return {
         "frozen": None, "steps_by_depth": steps, "steps_by_reason": {"best": sum(steps)},
-        "gain": 1.5,
+        "gain": 1.5, "steps_since_draft": 7,
     }  # fmt: skip
 
 
@@ -101,7 +101,8 @@ def test_the_planner_tells_its_choices_since_the_reading_before(reader):
     assert "in the last seconds  1: 100 %" in state.text
     (state,) = (s for s in panels.list_states(now) if s.name == "planner")
     assert "since the start  0: 75 %  1: 25 %" in state.text
-    assert any(figure.value == "1.50x" for figure in panels.list_figures(now))
+    (gain,) = (figure for figure in panels.list_figures(now) if figure.value == "1.50x")
+    assert gain.note == "estimated, last draft 7 steps ago"
 
 
 def test_metrics_are_added_up_by_label():
