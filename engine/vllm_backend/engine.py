@@ -78,7 +78,7 @@ from eaglegate.engine.vllm_backend.start_failure import explain_failure, summari
 from eaglegate.engine.vllm_backend.step_queue import StepQueue
 from eaglegate.engine.vllm_backend.translate import choose_reader, describe_engine
 from eaglegate.engine.vllm_backend.warm_up import (
-    PROFILE_BATCHES,
+    LARGE_BATCHES,
     TIMING_S,
     StepCosts,
     time_steps,
@@ -538,7 +538,7 @@ class VllmEngine(
         if await self._costs.hand_over(self._steer):
             self._progress("step times are known from the last engine")
             return
-        max_requests = self._arguments.max_num_seqs or max(PROFILE_BATCHES)
+        max_requests = self._arguments.max_num_seqs or max(LARGE_BATCHES)
         budget_s, start = self._timing_s, time.monotonic()
         is_complete = await time_steps(
             self.generate, info, max_requests, self._progress, budget_s, step_s

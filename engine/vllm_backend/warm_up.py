@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 WARM_UP_PROMPT = (1, 2, 3, 4)
 PROFILE_BATCHES = (1, 4, 16)
+LARGE_BATCHES = (64, 256)
+"""Batches in which a GPU may compute for longer than it reads weights. They are timed last."""
 PROFILE_STEPS = 6
 SAVE_EVERY_S = 10.0
 TIMING_S = 3.0
@@ -111,9 +113,10 @@ def list_batches(depth: int, max_requests: int) -> Iterator[TimedBatch]:
     A single request at depth 0 and at the greatest depth shows the cost of drafting. The same for
     several requests shows the cost of a request. Depths between follow a line closely. Every size
     is timed before the rest. A batch of requests with different depths separates the cost of
-    verifying from that of drafting.
+    verifying from that of drafting. Larger batches follow at the depths among which they choose.
     """
     sizes = sorted({min(size, max_requests) for size in PROFILE_BATCHES})
+    large_sizes = sorted({min(size, max_requests) for size in LARGE_BATCHES} - {*sizes})
     for size in sizes:
         yield TimedBatch(size, 0, 0)
         yield TimedBatch(size, depth, depth)
@@ -123,6 +126,9 @@ def list_batches(depth: int, max_requests: int) -> Iterator[TimedBatch]:
         if size > 1:
             for mixed_depth in sorted({1, (depth + 1) // 2, depth}):
                 yield TimedBatch(size, mixed_depth, 0)
+    for size in large_sizes:
+        for large_depth in sorted({0, 1, (depth + 1) // 2, depth}):
+            yield TimedBatch(size, large_depth, large_depth)
 
 
 async def time_steps(

@@ -335,7 +335,8 @@ def _take(lane: Lane, widths: list[int], depth: int) -> float:
 def profiled(planner: DepthPlanner, table: CpuTable | GpuTable | None = None) -> DepthPlanner:
     """Teach a planner the steps that an engine times while it warms up."""
     table = table or CpuTable()
-    shapes = [[depth] * batch for batch in (1, 4, 16) for depth in (0, 1, 3, DEPTH)]
+    batches = (1, 4, 16) if table.graphs is None else (1, 4, 16, 64, 256)
+    shapes = [[depth] * batch for batch in batches for depth in (0, 1, 3, DEPTH)]
     if table.graphs is not None:
         shapes += [[depth, 0] * (batch // 2) for batch in (4, 16) for depth in (1, 4, DEPTH)]
     for widths in shapes:
