@@ -98,6 +98,7 @@ LONGEST = (
     "faults/test_start_faults.py",
     "e2e/test_prove.py",
     "e2e/test_draft_swap.py",
+    "e2e/test_many_keys.py",
     "engine/vllm_backend/test_async_scheduling.py",
     "engine/vllm_backend/test_draft_swap.py",
     "engine/vllm_backend/test_adapters.py",

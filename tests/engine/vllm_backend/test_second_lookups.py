@@ -4,7 +4,6 @@ engine without a draft, valid grammars, exact accounts."""
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
@@ -27,8 +26,16 @@ from tests.engine.drive import (
     speculation,
 )
 from tests.engine.vllm_backend.conftest import SECOND_RUNNER, SMALL
-from tests.engine.vllm_backend.test_lookups import assert_equal, ceiling, planning, sum_lookups
+from tests.engine.vllm_backend.test_lookups import (
+    assert_equal,
+    planning,
+    sum_lookups,
+    test_an_operators_bound_holds_for_lookups,
+    test_grammars_hold,
+)
 from tests.gpu_path.sitecustomize import schedule_asynchronously
+
+__all__ = ["test_an_operators_bound_holds_for_lookups", "test_grammars_hold"]  # of both runners
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,12 +46,6 @@ pytestmark = [
 
 WIDTH, DEPTH = 7, 3
 TOKENS = 40
-REGEX = r"(abc, ){9}abd\."
-SCHEMA = {"type": "array", "items": {"enum": ["Paris", "Rome"]}, "minItems": 7, "maxItems": 7}
-CONSTRAINTS = (
-    Constraint("regex", REGEX),
-    Constraint("json_schema", json.dumps(SCHEMA)),
-)
 ABC = (68, 69, 70, 266)
 """Tokens of ``abc, ``."""
 WORKER = "tests.engine.vllm_backend.overlay_worker.OverlayWorker"
@@ -138,29 +139,6 @@ async def test_text_does_not_depend_on_the_choice(
         assert 0 < num_accepted < num_drafted
 
 
-@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda constraint: constraint.kind)
-async def test_grammars_hold(
-    lookup_engine: VllmEngine,
-    plain_engine: VllmEngine,
-    copies: list[tuple[int, ...]],
-    constraint: Constraint,
-) -> None:
-    requests = make_constrained(constraint, copies)
-    outcomes = await run_all(lookup_engine, requests)
-    assert_equal(outcomes, await run_all(plain_engine, requests))
-    assert sum_lookups(outcomes)[2] > 0
-    assert_widths(outcomes)
-
-
-def make_constrained(
-    constraint: Constraint, copies: Sequence[tuple[int, ...]]
-) -> list[EngineRequest]:
-    return [
-        replace(make_greedy(f"{constraint.kind}-{i}", prompt, 60), constraint=constraint)
-        for i, prompt in enumerate(copies[1:])
-    ]
-
-
 async def test_a_grammar_breaks_if_lookups_replace_validated_drafts(
     lookup_engine: VllmEngine, plain_engine: VllmEngine, copies: list[tuple[int, ...]]
 ) -> None:
@@ -236,12 +214,3 @@ async def test_the_gateway_encodes_no_twins_for_these_lookups(lookup_engine: Vll
     assert lookup_engine._llm is not None
     speculation = describe_engine(lookup_engine._llm.vllm_config).speculation
     assert (speculation.lookup, speculation.takes_quotes) == (WIDTH, False)
-
-
-async def test_an_operators_bound_holds_for_lookups(
-    lookup_engine: VllmEngine, copies: list[tuple[int, ...]]
-) -> None:
-    request = make_greedy("bound", copies[0], TOKENS)
-    async with ceiling(lookup_engine, 1):
-        outcome = await run(lookup_engine, request)
-    assert max(step.drafted for step in outcome.account.decode_steps) == 1
