@@ -61,11 +61,6 @@ def test_a_worker_that_joins_takes_its_share_and_moves_nothing_else():
 loads = st.lists(st.floats(0, 1e6), min_size=1, max_size=12)
 
 
-@given(loads, st.floats(0, 1e5))
-def test_one_worker_is_always_within_the_bound(loads, cost):
-    assert min(loads) <= compute_bound(loads, cost, RULES)
-
-
 @given(loads, st.floats(0, 1e5), st.binary(min_size=1, max_size=8))
 def test_nobody_over_the_bound_is_given_more(loads, cost, key):
     candidates = [RoutingCandidate(f"w{i}", load) for i, load in enumerate(loads)]

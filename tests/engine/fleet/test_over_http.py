@@ -8,13 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from eaglegate.engine.errors import EngineOverloaded, RequestRejected
 from eaglegate.engine.fleet.discovery import FileSource
 from eaglegate.engine.fleet.fleet import Fleet
 from eaglegate.engine.remote.probe import PROBE
 from eaglegate.engine.remote.protocols import parse_upstream, remote_engine
 from eaglegate.engine.remote.upstream import ConnectionSettings
-from eaglegate.engine.speculation.accounting import Account
 from tests.engine.fleet.town import PATIENCE, RULES
 from tests.engine.remote.stand_in_worker import MODEL, StandIn, chunk, end, serving
 from tests.engine.supervision.mortal import ask, collect, following, tokens_of, until
@@ -83,32 +81,6 @@ async def test_streams_survive_a_worker_that_breaks(tmp_path, lives_for):
         await until(lambda: not fleet.workers[urls[0]].is_serving)
         tally = fleet.workers[urls[0]].counts
         assert (tally.continued if lives_for else tally.retried) > 0
-
-
-async def test_accounts_of_undisturbed_answers_are_whole(tmp_path):
-    async with fleet_of(tmp_path, Worker(), Worker()) as (fleet, _, _):
-        for request in requests(4):
-            account = Account()
-            for step in await collect(fleet, request):
-                account.add(step)
-            assert account.totals.imbalance == 0
-            assert account.totals.accepted > 0
-
-
-async def test_a_full_worker_is_passed_over_and_a_wrong_request_is_not(tmp_path):
-    workers = Worker(), Worker()
-    async with fleet_of(tmp_path, *workers) as (fleet, _, urls):
-        workers[0].status = 429
-        for request in requests(8, tokens=9):
-            assert tokens_of(await collect(fleet, request)) == following(request)
-        assert fleet.workers[urls[0]].is_serving
-        workers[1].status = 429
-        with pytest.raises(EngineOverloaded):
-            await collect(fleet, ask(tokens=5))
-        workers[0].status = workers[1].status = 400
-        with pytest.raises(RequestRejected):
-            await collect(fleet, ask(tokens=5))
-        assert all(worker.is_serving for worker in fleet.workers.values())
 
 
 async def test_a_worker_that_refuses_what_others_run_is_wrong(tmp_path):

@@ -20,14 +20,6 @@ def told(*steps: tuple[int, int]) -> SpeculationAccount:
     return SpeculationAccount(3, steps)
 
 
-def test_one_chunk_per_step():
-    assert lay_decode_steps([1, 4, 1, 3], told((3, 3), (3, 0), (3, 2))) == (
-        verified(3, 3),
-        verified(3, 0),
-        verified(3, 2),
-    )
-
-
 def test_the_last_step_is_cut():
     assert lay_decode_steps([1, 4, 2], told((3, 3), (3, 3))) == (
         verified(3, 3),
@@ -53,10 +45,6 @@ def test_all_at_once():
         verified(3, 1),
         verified(3, 1),
     )
-
-
-def test_plain_steps_that_are_told_are_where_they_are_told():
-    assert lay_decode_steps([1, 6], told((3, 3), (0, 0), (0, 0))) == (verified(3, 3), PLAIN, PLAIN)
 
 
 def test_nothing_came():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,8 @@ def inspect(case: DraftCase, where: Path) -> SpeculationReport:
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.name)
 def test_broken_draft_is_found(case: DraftCase, tmp_path: Path):
+    if case.rule == "acceptance-method" and find_spec("vllm") is None:
+        pytest.skip("the installed vLLM decides")
     report = inspect(case, tmp_path)
     found = {(finding.rule, finding.severity) for finding in report.findings}
     assert (case.rule, Severity(case.severity)) in found, [str(one) for one in report.findings]

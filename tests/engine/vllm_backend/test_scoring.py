@@ -208,52 +208,6 @@ def test_samples_of_rounded_logits_bring_no_evidence(tie: float) -> None:
         assert not test.add(found.evidence, found.judged), test.strongest
 
 
-def colder(logits: torch.Tensor, given: ScoringRules, at: int) -> list[int]:
-    return draw(logits, replace(given, temperature=0.7 * given.temperature), at)
-
-
-def temperature_ignored(logits: torch.Tensor, given: ScoringRules, at: int) -> list[int]:
-    return draw(logits, replace(given, temperature=1.0), at)
-
-
-def unverified(logits: torch.Tensor, given: ScoringRules, at: int) -> list[int]:
-    """One token in five is the first choice of a draft that knows the target a little."""
-    tokens = draw(logits, given, at)
-    drafts = (logits + 2 * torch.randn(logits.shape)).argmax(-1).tolist()
-    return [drafts[i] if i % 5 == 0 else token for i, token in enumerate(tokens)]
-
-
-def first_choice(logits: torch.Tensor, given: ScoringRules, at: int) -> list[int]:
-    tokens, best = draw(logits, given, at), logits.argmax(-1).tolist()
-    return [best[i] if i % 4 == 0 else token for i, token in enumerate(tokens)]
-
-
-@pytest.mark.parametrize("fault", [colder, temperature_ignored, unverified, first_choice])
-def test_faults_in_samples_are_found(fault: Callable[..., list[int]]) -> None:
-    given, test = rules(temperature=0.7), SequentialTest()
-    torch.manual_seed(3)
-    for at in range(100):
-        logits = make_logits(at)
-        found = score(given, logits, fault(logits, given, at))
-        assert found.evidence is not None
-        if test.add(found.evidence, found.judged):
-            return
-    raise AssertionError(f"only {test.log_evidence:.1f} nats after {test.answers} answers")
-
-
-def test_penalties_that_were_ignored_are_found() -> None:
-    given, test = rules(temperature=1.0, frequency_penalty=1.0), SequentialTest()
-    for at in range(60):
-        logits = make_logits(at // 10, spread=1.0)
-        logits[:, :5] += 4.0
-        found = score(given, logits, draw(logits, rules(temperature=1.0), at))
-        assert found.evidence is not None
-        if test.add(found.evidence, found.judged):
-            assert test.strongest == "rules ignored"
-            return
-    raise AssertionError(f"only {test.log_evidence:.1f} nats after {test.answers} answers")
-
-
 def test_the_kinds_of_faults_are_named() -> None:
     logits = make_logits(1)
     found = score(rules(temperature=1.0), logits, draw(logits, rules(temperature=1.0), 1))
