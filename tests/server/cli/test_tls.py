@@ -5,48 +5,21 @@ from __future__ import annotations
 import signal
 import socket
 import ssl
-from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from ipaddress import ip_address
 from pathlib import Path
 from threading import Thread
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from eaglegate.server.cli.health import is_ready
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.http.connection import TlsSettings, make_server_config
+from tests.certificates import self_signed
 from tests.server.cli.test_signals import BODY, scripted
 
 pytestmark = pytest.mark.thorough
-
-
-def self_signed(path: Path) -> Path:
-    """A certificate for 127.0.0.1 that signs itself, and its key, in one file."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, path.stem)])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), True)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
-        .sign(key, SHA256())
-    )
-    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    path.write_bytes(certificate.public_bytes(Encoding.PEM) + secret)
-    return path
 
 
 @pytest.fixture

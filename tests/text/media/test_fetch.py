@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import ipaddress
 import ssl
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from pathlib import Path
 from threading import Event
 
 import httpcore
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from eaglegate.text.media import fetch
 from eaglegate.text.media.fetch import ImageFetcher, resolve_name
 from eaglegate.text.media.reader import ImageReader
 from eaglegate.text.media.source import ImageLimits, ImageRefused, ImageSource
+from tests.certificates import self_signed
 from tests.text.media.pictures import make_picture
 
 PUBLIC = "93.184.215.14"
@@ -347,35 +343,11 @@ async def test_a_silent_name_server_does_not_delay_prompts(site, monkeypatch) ->
     await fetcher.aclose()
 
 
-def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    """Make a certificate for a name, signed by itself, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    files = folder / f"{name}.pem", folder / f"{name}.key"
-    files[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    private = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    files[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, *private))
-    return files
-
-
 @pytest.mark.parametrize("name, is_fetched", [("images.example", True), ("evil.example", False)])
 async def test_a_certificate_must_be_the_hosts(site, tmp_path, name, is_fetched) -> None:
-    certificate, key = make_certificate(tmp_path, name)
+    certificate = self_signed(tmp_path / "site.pem", x509.DNSName(name))
     server_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server_tls.load_cert_chain(certificate, key)
+    server_tls.load_cert_chain(certificate)
     server = await asyncio.start_server(site.accept, "127.0.0.1", 0, ssl=server_tls)
     site.port = server.sockets[0].getsockname()[1]
     site.answers = {"/cat.png": answer(), "/down": redirect("http://images.example/cat.png")}
