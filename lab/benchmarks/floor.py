@@ -25,9 +25,9 @@ from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor import Executor
 
 from eaglegate.engine.vllm_backend.arguments import (
+    EngineParser,
     add_engine_arguments,
     make_engine_arguments,
-    make_engine_parser,
 )
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 
@@ -151,7 +151,7 @@ class Connection(asyncio.Protocol):
 
 
 async def serve(argv: list[str]) -> None:
-    parser = make_engine_parser(prog="floor")
+    parser = EngineParser(prog="floor")
     add_engine_arguments(parser)
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)

@@ -9,10 +9,10 @@ from eaglegate.engine.vllm_backend.arguments import (
     DEMO,
     GIB,
     TABLE,
+    EngineParser,
     add_engine_arguments,
     make_demo_arguments,
     make_engine_arguments,
-    make_engine_parser,
 )
 from eaglegate.engine.vllm_backend.class_names import SCHEDULER, WORKER
 from eaglegate.engine.vllm_backend.graphs import choose_sizes
@@ -35,7 +35,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def parse(*argv: str) -> argparse.Namespace:
-    parser = make_engine_parser(prog="eaglegate")
+    parser = EngineParser(prog="eaglegate")
     add_engine_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1")
     return parser.parse_args(list(argv))
