@@ -269,23 +269,6 @@ async def test_a_violation_without_drafts_is_not_speculations(
     assert "no draft was verified in it" in caplog.text
 
 
-async def audit_after_an_exchange() -> Lab:
-    """A violated answer of ``DRAFT``, audited once another draft serves."""
-    lab = Lab()
-    lab.engine.scores = [BAD]
-    await lab.answer()
-    lab.auditor.change_draft(replace(DRAFT, fingerprint="def"))
-    async with lab.auditing():
-        await lab.settle()
-    return lab
-
-
-async def test_an_answer_of_a_draft_that_no_longer_serves_holds_nothing() -> None:
-    lab = await audit_after_an_exchange()
-    assert lab.notes.records[0].draft == "abc"
-    assert not [*lab.holds]
-
-
 async def test_a_draft_that_serves_again_has_its_holds_and_evidence() -> None:
     """A canary exchanges drafts in every slot."""
     lab, other = Lab(), replace(DRAFT, fingerprint="def")
@@ -305,7 +288,13 @@ async def test_a_draft_that_serves_again_has_its_holds_and_evidence() -> None:
 async def test_a_violation_that_is_found_late_holds_its_own_draft(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    lab = await audit_after_an_exchange()
+    lab = Lab()
+    lab.engine.scores = [BAD]
+    await lab.answer()
+    lab.auditor.change_draft(replace(DRAFT, fingerprint="def"))
+    async with lab.auditing():
+        await lab.settle()
+    assert lab.notes.records[0].draft == "abc"
     assert not [*lab.holds]
     assert "when draft abc serves again" in caplog.text
     lab.auditor.change_draft(DRAFT)

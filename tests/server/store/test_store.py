@@ -130,22 +130,6 @@ async def test_a_full_disk_is_told_without_what_was_to_be_stored(full, caplog):
     assert await full.get("big", "") is None
 
 
-async def test_stored_responses_survive_a_full_disk(tmp_path):
-    store = SqlResponseStore(f"sqlite:///{tmp_path}/responses.sqlite")
-    await store.put(stored("before"))
-    fill(store)
-    with pytest.raises(StoreFailed):
-        await store.put(StoredResponse("big", "", time.time(), {"output": ["x" * 100_000]}, []))
-    assert (await store.get("before", "")).id == "before"
-    assert await store.delete("before", "")
-    await store.aclose()
-    again = SqlResponseStore(f"sqlite:///{tmp_path}/responses.sqlite")
-    await again.put(stored("after"))
-    assert (await again.get("after", "")).id == "after"
-    with again._engine.connect() as connection:
-        assert connection.exec_driver_sql("PRAGMA integrity_check").scalar() == "ok"
-
-
 def test_a_database_of_an_earlier_version_is_refused_and_left_alone(tmp_path):
     path = tmp_path / "responses.sqlite"
     with sqlite3.connect(path) as connection:
@@ -409,16 +393,6 @@ async def test_items_are_found_by_their_ids_however_many_and_by_their_owner_alon
     found = await store.items([*ids, "secret"], "ann", 1 << 20)
     assert found == {id: {"id": id} for id in ids}
     assert await store.items(["i0", "secret"], "bob", 1 << 20) == {"secret": {"id": "secret"}}
-
-
-async def test_items_of_two_keys_may_have_the_same_id():
-    store = SqlResponseStore("sqlite://")
-    for owner in ("ann", "bob"):
-        given = [{"id": "same", "of": owner}, {"id": f"of-{owner}"}]
-        await store.put(StoredResponse(f"r-{owner}", owner, time.time(), {"output": []}, given))
-    for owner in ("ann", "bob"):
-        found = await store.items(["same", "of-ann", "of-bob"], owner, 1 << 20)
-        assert found == {"same": {"id": "same", "of": owner}, f"of-{owner}": {"id": f"of-{owner}"}}
 
 
 async def test_one_item_that_another_gateway_has_just_put_there_loses_no_other():

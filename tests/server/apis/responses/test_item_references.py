@@ -10,7 +10,6 @@ from sqlalchemy import text as sql
 
 from eaglegate.server.access.caller import ApiKey
 from eaglegate.server.access.keys import KeyRing, hash_key
-from eaglegate.server.store import items
 from eaglegate.server.store.base import Retention, StoredResponse
 from eaglegate.server.store.sql import SqlResponseStore
 from tests.server.apis.responses.test_responses import WEATHER, ask
@@ -165,18 +164,6 @@ async def test_deleted_responses_leave_the_item_index(tmp_path):
     with store._engine.connect() as connection:
         left = connection.execute(sql("select id from eaglegate_response_items")).scalars().all()
     assert set(left) == {"msg_3", "msg_4", "in_3", "in_4"}
-
-
-async def test_two_gateways_that_index_the_same_item_do_not_fail():
-    store = SqlResponseStore("sqlite://")
-    row = {"owner": "", "response": "r1", "created": 1.0}
-    with store._engine.begin() as connection:
-        items._insert(connection, [row | {"id": "a"}])
-        items._insert(connection, [row | {"id": id, "response": "r2"} for id in "abc"])
-        assert items.find_responses(connection, ["a", "b", "c", "d"], "") == {
-            "r1": ["a"],
-            "r2": ["b", "c"],
-        }
 
 
 def test_the_sdk_names_items(lab, url):
