@@ -23,7 +23,12 @@ from eaglegate.engine.speculation.methods import AT_K, METHODS, Runner
 from eaglegate.engine.types import DecodeStep, DepthReason, UndraftedReason
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.graphs import choose_depths, declare_depths
-from eaglegate.engine.vllm_backend.scheduler import DepthSchedulerBase, scheduler, set_depth
+from eaglegate.engine.vllm_backend.scheduler import (
+    DepthSchedulerBase,
+    drop_blocks,
+    scheduler,
+    set_depth,
+)
 from eaglegate.engine.vllm_backend.translate import read_decode_step
 from eaglegate.engine.vllm_contract import SKIP
 from eaglegate.engine.vllm_fields import DEPTH, TRACED
@@ -360,3 +365,17 @@ def test_ended_requests_are_forgotten() -> None:
     world.run()
     assert world.scheduler._shareable_tokens == {}
     assert world.scheduler._verify_counts == {}
+
+
+def test_dropped_blocks_are_computed_again() -> None:
+    world = Pretence()
+    prompt = [*range(3 * BLOCK + 1)]
+    computed = []
+    for name in "abc":
+        if name == "c":
+            assert drop_blocks(SimpleNamespace(scheduler=world.scheduler)) >= 3  # type: ignore[arg-type]
+        world.add(name, prompt=prompt, max_tokens=5)
+        computed.append(world.step().num_scheduled_tokens[name])
+        world.run()
+    assert computed[0] == computed[2] == len(prompt)
+    assert computed[1] < len(prompt)
