@@ -194,19 +194,12 @@ class Quotes:
     Any other marker token in a string is quoted text.
     """
 
-    __slots__ = ("_delimiters", "closing", "lexicon")
+    __slots__ = ("closing", "lexicon")
 
     def __init__(self, lexicon: Lexicon, closing: Mapping[str, Follow | None]) -> None:
         self.lexicon = lexicon
         self.closing = closing
-        self._delimiters: dict[Delimiters, Delimiters] = {}
 
     def add_to(self, delimiters: Delimiters) -> Delimiters:
         """Add the signs that may end a string to ``delimiters``."""
-        if not self.closing:
-            return delimiters
-        if delimiters not in self._delimiters:
-            self._delimiters[delimiters] = self.lexicon.delimiters(
-                *delimiters.markers, *self.closing
-            )
-        return self._delimiters[delimiters]
+        return self.lexicon.delimiters(*delimiters.markers, *self.closing)

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eaglegate.text.parsing.markers import (
-    JSON,
-    LONGEST_BLANK,
-    LONGEST_OBJECT,
-    NAME,
-    Lexicon,
-    Quotes,
-    follows,
-)
+from eaglegate.text.parsing.markers import JSON, LONGEST_BLANK, NAME, Lexicon, Quotes, follows
 
 
 def find(text: str, *, has_more: bool) -> tuple[int, int, str | None]:
@@ -73,8 +65,8 @@ def test_a_name_that_reaches_the_end_is_not_known_yet(then):
         ('{"a": ', None, True),
         ('{\\"a', False, False),
         ("<next>", False, False),
-        ("{" * (LONGEST_OBJECT + 1), True, True),
-        ("{" * LONGEST_OBJECT, None, True),
+        ("{" * 4097, True, True),
+        ("{" * 4096, None, True),
     ],
 )
 def test_an_object_is_followed_to_its_end(text, with_more, at_the_end):
