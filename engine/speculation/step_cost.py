@@ -30,7 +30,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from operator import mul
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -436,8 +436,9 @@ class StepCostModel:
     def export(self) -> dict[str, object]:
         """Export what was learnt as the newest steps of every cell, for ``restore``."""
         self._fit()
-        steps = [[*step] for row in self._rows.values() for step in self._kept[row]]
-        return {"depth": self.depth, "steps": steps}
+        kept = [step for row in self._rows.values() for step in self._kept[row]]
+        steps = [[*step[:-1], int(step.mode)] for step in kept]
+        return {"depth": self.depth, "count": self.steps, "speed": self._speed, "steps": steps}
 
     def restore(self, state: Mapping[str, object]) -> bool:
         """Restore what another model exported.
@@ -445,11 +446,14 @@ class StepCostModel:
         Returns False and changes nothing if it does not fit: it has another depth, or values that
         are not numbers.
         """
-        rows = state.get("steps")
+        rows, count, speed = (state.get(name) for name in ("steps", "count", "speed"))
         if state.get("depth") != self.depth or not isinstance(rows, list) or not rows:
+            return False
+        if not isinstance(count, int) or not _is_number(speed):
             return False
         if not all(_is_step(row, self.depth) for row in rows):
             return False
+        self.steps, self._speed = count, speed
         for row in rows:
             step = ObservedStep(*row)._replace(mode=GraphMode(row[-1]))
             self._save(self._find_row(_classify_step(step), step), self._describe(step), step)
@@ -517,11 +521,15 @@ def _is_step(row: object, max_depth: int) -> bool:
     """Return True if ``row`` has the numbers of an observed step."""
     if not isinstance(row, list) or len(row) != len(ObservedStep._fields):
         return False
-    if not all(isinstance(value, int | float) and math.isfinite(value) for value in row):
+    if not all(map(_is_number, row)):
         return False
     batch, verified, depth, seconds, prompt, mode = row
     is_possible = batch > 0 and seconds > 0 and min(verified, depth, prompt) >= 0
     return is_possible and depth <= max_depth and mode in [*GraphMode]
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _dot(row: Iterable[float], column: Iterable[float]) -> float:

@@ -90,7 +90,8 @@ def test_foreign_state_is_refused_and_changes_nothing(
     before = model.export()
     state["steps"][3][place] = value
     assert not model.restore(state)
-    assert not model.restore(learnt.export() | {"steps": 7})
+    for name, foreign in (("steps", 7), ("speed", math.nan), ("speed", "fast"), ("count", None)):
+        assert not model.restore(learnt.export() | {name: foreign})
     assert model.export() == before
     assert not model.is_known
 
