@@ -430,8 +430,17 @@ class StepCostModel:
             "step_ms": [
                 (1e3 * self.seconds(batch, batch * drafted)).round(4).tolist() for batch in batches
             ],
-            "steps": [self._timed[_size_class(batch)].round().tolist() for batch in batches],
+            "steps": [self._count_times(_size_class(batch)) for batch in batches],
         }
+
+    def _count_times(self, size: int) -> list[int]:
+        """Count the times that the cells keep, at every depth of one class of batch sizes."""
+        counts = [0] * (self.depth + 1)
+        for row in self._rows.values():
+            kept_size, depth = divmod(int(self._places[row]), self.depth + 1)
+            if kept_size == size:
+                counts[depth] += len(self._kept[row])
+        return counts
 
     def export(self) -> dict[str, object]:
         """Export what was learnt as the newest steps of every cell, for ``restore``."""

@@ -137,6 +137,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "engine/speculation/probes.py": (
         "tests/engine/speculation/test_probes.py",
+        "tests/engine/speculation/test_recovery.py",
         "tests/engine/speculation/test_planner.py",
     ),
     "text/media/decoder_pool.py": ("tests/text/media/test_hostile_images.py",),
