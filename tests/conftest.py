@@ -44,8 +44,6 @@ LEFT_OUT = {
     "slow and not alone": {"alone"},
 }
 """Marks of modules that an expression deselects."""
-THOROUGH = {"thorough", "not slow", "not slow and not sample"}
-"""Expressions that select the thorough tests."""
 WANTED = {"gpu_path": "gpu_path", "slow and not alone": "slow", "alone": "alone"}
 """The mark without which an expression deselects a test: files without it are not imported."""
 NEEDS_ENGINE = (
@@ -124,14 +122,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Give the examples of property tests no deadline: the machine may be busy.
 
-    A run with the thorough tests tries random examples. Any other has the same ones each time, so
-    that it never fails by chance.
+    They are the same ones each time, so that no run fails by chance.
+    ``--hypothesis-profile random`` tries others.
     """
     from hypothesis import settings  # pytest has to rewrite its plugin first
 
     settings.register_profile("random", deadline=None)
     settings.register_profile("fixed", deadline=None, derandomize=True)
-    settings.load_profile("random" if config.option.markexpr in THOROUGH else "fixed")
+    settings.load_profile(config.getoption("--hypothesis-profile") or "fixed")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
