@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eaglegate.engine.speculation.step_cost import TIMED
+from eaglegate.engine.speculation.step_cost import TIMED, WINDOW
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.integer[Any]]
@@ -34,6 +34,9 @@ COLD_STEPS = 8
 """Number of first verify steps in which a request may count as unknown."""
 TIMING_STEPS = 2
 """Steps of a probe that shall tell a time. The first one verifies the drafts of the step before."""
+WELL_TIMED = WINDOW
+"""Known times below which the next depth is timed every ``LONGEST_WAIT`` steps. Those of its probes
+with few requests count too, and do not tell the time with all."""
 TIMING_GAP = 8
 """Least steps between shallower probes."""
 LONGEST_WAIT = 128
@@ -68,7 +71,8 @@ class Optimum:
     @property
     def deepest(self) -> Any:
         """Mask of the requests that verify as deep as the best depth, and could verify deeper."""
-        return (self.bounds > self.depth) & (self.widths >= self.depth)
+        most = np.minimum(self.bounds, self.survival.shape[1])
+        return (most > self.depth) & (self.widths >= self.depth)
 
     def get_tokens_s(self, tokens: float) -> float:
         """Return the time that ``tokens`` are worth."""
@@ -169,24 +173,39 @@ class Probes:
         """
         self._times.ask()
         self._drafts.ask()
+        return self._choose_timing(optimum, steps_at) or self._choose_trial(optimum, trials, age)
+
+    def _choose_timing(self, optimum: Optimum, steps_at: Floats) -> Probe | None:
+        """Choose a probe of the time of another depth, with all requests."""
         if optimum.depth > optimum.min_depth and self._untimed >= TIMING_GAP:
             depth = min(optimum.min_depth, optimum.depth - 1, key=steps_at.__getitem__)
             if steps_at[depth] < TIMED and (probe := self._choose_shallower(optimum, depth)):
                 return probe
-        deepest_mask = optimum.deepest
-        if optimum.depth == optimum.survival.shape[1] or not deepest_mask.any():
+        is_waiting = self._untimed < LONGEST_WAIT or optimum.depth > optimum.min_depth
+        if is_waiting or not optimum.deepest.any() or steps_at[optimum.depth + 1] >= WELL_TIMED:
             return None
-        cold_mask = deepest_mask & (trials[:, optimum.depth] < COLD_TRIALS) & (age < COLD_STEPS)
+        probe = self._choose_deeper(optimum, optimum.deepest, self._times, TIMING_STEPS)
+        if probe is not None:
+            self._untimed = 0
+        return probe
+
+    def _choose_trial(self, optimum: Optimum, trials: Floats, age: Ints) -> Probe | None:
+        """Choose a probe of acceptance at the next depth, which a few requests tell as well as
+        all."""
+        if not optimum.deepest.any():
+            return None
+        tried = trials[:, optimum.depth]
+        cold_mask = optimum.deepest & (tried < COLD_TRIALS) & (age < COLD_STEPS)
         if cold_mask.any():
-            rows = _limit_rows(cold_mask, trials[:, optimum.depth])
-            return self._choose_deeper(optimum, rows, is_cold=True)
+            rows = _limit_rows(cold_mask, tried)
+            return self._choose_deeper(optimum, rows, self._drafts, is_cold=True)
         if self._waited < self._wait:
             self._drafts.ask(0.0)
             return None
         # Acceptance is learnt from a few requests as well as from all. Only all show a step's time.
         steps = TIMING_STEPS if self._wait == LONGEST_WAIT else 1
-        rows = deepest_mask if steps > 1 else _limit_rows(deepest_mask, trials[:, optimum.depth])
-        probe = self._choose_deeper(optimum, rows, is_cold=False, steps=steps)
+        rows = optimum.deepest if steps > 1 else _limit_rows(optimum.deepest, tried)
+        probe = self._choose_deeper(optimum, rows, self._drafts, steps)
         if probe is not None:
             self._waited = 0
             self._wait = min(2 * self._wait, LONGEST_WAIT)
@@ -204,14 +223,19 @@ class Probes:
         return Probe(depth, np.minimum(optimum.widths, depth), steps=TIMING_STEPS)
 
     def _choose_deeper(
-        self, optimum: Optimum, mask: Any, is_cold: bool, steps: int = 1
+        self,
+        optimum: Optimum,
+        mask: Any,
+        budget: _Budget,
+        steps: int = 1,
+        is_cold: bool = False,
     ) -> Probe | None:
         """Choose the depth one above the best, for the requests in ``mask``."""
         depth = optimum.depth
         cost_s = float(optimum.seconds[depth + 1] - optimum.seconds[depth])
         cost_s += int(mask.sum()) * optimum.token_s
         gain_s = optimum.get_tokens_s(float(optimum.survival[mask, depth].sum()))
-        if not self._drafts.pay(cost_s - gain_s):
+        if not budget.pay(steps * (cost_s - gain_s)):
             return None
         widths = np.where(mask, depth + 1, optimum.widths)
         return Probe(depth + 1, widths, is_cold, steps)
