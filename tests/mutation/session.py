@@ -192,7 +192,7 @@ def find_functions(paths: Collection[str]) -> dict[Definition, list[FunctionType
     found: dict[Definition, list[FunctionType]] = {}
     gc.unfreeze()  # tests/conftest.py: what is frozen is not listed
     for thing in gc.get_objects():
-        if isinstance(thing, FunctionType) and thing.__code__.co_filename in paths:
+        if type(thing) is FunctionType and thing.__code__.co_filename in paths:
             found.setdefault(_definition(thing.__code__), []).append(thing)
     return found
 

@@ -77,7 +77,7 @@ def write_data(folder, fast):
     return folder
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_training_learns_and_goes_on_where_it_stopped(tmp_path, fast, capsys):
     for name in ("whole", "parts"):
         write_data(tmp_path / name / "data", fast)

