@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from .tree import ROOMS, Tree
 
 LINES = {
-    "server": 22_600,
-    "engine": 25_500,
-    "observability": 4_800,
-    "features": 8_400,
+    "server": 21_700,
+    "engine": 25_100,
+    "observability": 4_700,
+    "features": 8_000,
     "text": 13_600,
-    "lab": 19_700,
+    "lab": 19_600,
     "src": 100,
-    "tests": 80_500,
+    "tests": 77_300,
     "scripts": 2_700,
     "deploy": 1_100,
     "docs": 200,
