@@ -99,7 +99,7 @@ class _Budget:
         """Most that a probe is charged: what is saved in ``LONGEST_WAIT`` steps. A belief that
         makes probes dear could otherwise forbid the probe that would correct it."""
         self._price_s = 0.0
-        """Price of the cheapest probe that was not paid since ``reset``; infinite if none."""
+        """Price of the cheapest probe that was not paid since ``ask``; infinite if none."""
 
     @property
     def is_enough(self) -> bool:
