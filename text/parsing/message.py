@@ -253,10 +253,10 @@ class Looking:
     """Want that checks if the text begins with ``pattern``. Ends with YES or NO, takes nothing.
 
     ``beginning`` matches text that may still match ``pattern``. A marker in ``tokens`` ends it too.
+    With ``lexicon``, marker tokens count as their signs, so any of them ends it.
     """
 
-    __slots__ = ("_beginning", "_whole", "tokens")
-    lexicon: Lexicon | None = None
+    __slots__ = ("_beginning", "_whole", "lexicon", "tokens")
     YES, NO = Ahead.YES, Ahead.NO
 
     def __init__(
@@ -264,10 +264,12 @@ class Looking:
         pattern: re.Pattern[str],
         beginning: re.Pattern[str],
         tokens: frozenset[str] = frozenset(),
+        lexicon: Lexicon | None = None,
     ) -> None:
         self._whole = pattern
         self._beginning = beginning
         self.tokens = tokens
+        self.lexicon = lexicon
 
     def take(self, text: str, has_more: bool) -> tuple[str | None, str]:
         if self._whole.match(text):

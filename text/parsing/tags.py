@@ -205,7 +205,7 @@ class Tags:
         if opener in self.sections:
             yield from self.read(context)
         if self.section:
-            yield Skipping(*self._tails)
+            yield Skipping(*self._tails, lexicon=lexicon)
             verdict = yield Ahead(
                 context.follow(None, self.parameter), lexicon.delimiters(), lexicon
             )
