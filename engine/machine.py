@@ -155,11 +155,16 @@ class NvmlGpu:
             return None
 
 
-def is_port_free(host: str, port: int) -> bool:
-    """Return True if the port can be bound. Port 0 stands for any free port."""
+def is_port_free(host: str, port: int, *, shared: bool = False) -> bool:
+    """Return True if the port can be bound. Port 0 stands for any free port.
+
+    A ``shared`` port may have other listeners that share it.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
             probe.bind((host, port))
         except OSError:

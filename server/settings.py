@@ -68,6 +68,9 @@ class Settings:
     SERVER: ClassVar = Heading("Address and model names")
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for all")
     port: int = setting(8000, "port to listen on; 0 picks a free one")
+    reuse_port: bool = setting(
+        False, "share the port with other gateways on this host; the kernel divides connections"
+    )
     served_model_name: tuple[str, ...] = setting(
         (), "names that clients may use for the model; the first is shown"
     )

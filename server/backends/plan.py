@@ -25,6 +25,7 @@ class GatewayPlan:
     require_lossless: bool = False
     depth: int | None = None
     """The number of ``--depth``."""
+    reuse_port: bool = False
 
 
 def plan_gateway(settings: Settings, source: Any) -> GatewayPlan:
@@ -53,6 +54,7 @@ def plan_gateway(settings: Settings, source: Any) -> GatewayPlan:
         describe_changes(settings),
         settings.require_lossless,
         settings.fixed_depth,
+        settings.reuse_port,
     )
 
 

@@ -97,7 +97,7 @@ def format_settings(plan: GatewayPlan) -> list[str]:
 
 
 def check_port(plan: GatewayPlan) -> Iterator[str]:
-    if plan.port and not is_port_free(plan.host, plan.port):
+    if plan.port and not is_port_free(plan.host, plan.port, shared=plan.reuse_port):
         yield f"port {plan.port} on {plan.host} is in use: give another --port"
 
 

@@ -88,10 +88,13 @@ async def _wait_for_first(timeout_s: float, *waits: Awaitable[object]) -> None:
         task.cancel()
 
 
-def bind(host: str, port: int, unread_s: float | None = None) -> socket.socket:
+def bind(
+    host: str, port: int, unread_s: float | None = None, *, shared: bool = False
+) -> socket.socket:
     """Bind and listen. Raises ConfigError if the address is not available.
 
-    The kernel disconnects a client that reads nothing for ``unread_s``.
+    The kernel disconnects a client that reads nothing for ``unread_s``. It divides the connections
+    to a ``shared`` port among the processes of one user that listen there.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -100,6 +103,8 @@ def bind(host: str, port: int, unread_s: float | None = None) -> socket.socket:
         with ExitStack() as failure:
             listener = failure.enter_context(socket.socket(family, kind, protocol))
             _set_options(listener, unread_s)
+            if shared:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             listener.bind(address)
             listener.listen(BACKLOG)
             failure.pop_all()  # nothing failed, so the socket stays open
@@ -118,13 +123,18 @@ def _set_options(listener: socket.socket, unread_s: float | None) -> None:
 
 def _explain_bind_error(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is in use by another process; choose one with --port"
+        return (
+            f"port {port} on {host} is in use by another process; choose one with --port, or start "
+            "each with --reuse-port"
+        )
     return f"cannot listen on --host {host} --port {port}: {error.strerror or error}"
 
 
 def bind_listeners(settings: Settings) -> list[socket.socket]:
     """Bind the API port, then the operator port if there is one. Raises ConfigError."""
-    listeners = [bind(settings.host, settings.port, settings.reader_timeout_s)]
+    listeners = [
+        bind(settings.host, settings.port, settings.reader_timeout_s, shared=settings.reuse_port)
+    ]
     if settings.admin_port is not None:
         listeners.append(bind(settings.admin_host, settings.admin_port))
     return listeners
