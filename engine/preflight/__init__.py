@@ -138,6 +138,14 @@ def check_cpu_scheme(scene: PreflightContext) -> Iterator[str]:
         yield f"the quantization scheme {scheme.strip()} needs a GPU"
 
 
+def check_kv_transfer(scene: PreflightContext) -> Iterator[str]:
+    for name in scene.plan.kv_transfers:
+        yield (
+            f"{name} splits prefill and decode, and this gateway passes no parameters on: "
+            "every prompt would be read twice; run the pair with vllm serve, without a gateway"
+        )
+
+
 def check_other_nodes(scene: PreflightContext) -> Iterator[str]:
     plan = scene.plan
     if plan.executor == "ray":
@@ -170,6 +178,7 @@ OBSTACLES: tuple[Check, ...] = (
     check_memory,
     check_length,
     check_head_division,
+    check_kv_transfer,
 )
 
 

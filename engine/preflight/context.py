@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,8 @@ class EnginePlan:
     """True if the model's encoder of images is left out."""
     kv_connector: bool = False
     """True if a KV connector shares the cache's blocks with other engines."""
+    kv_transfers: tuple[str, ...] = ()
+    """KV connectors that take prompts from a prefill engine or hand them to a decode engine."""
     generation_config: str = "auto"
     """Where vLLM reads the sampling defaults: ``auto`` for the model's folder, ``vllm`` for
     none."""
@@ -116,6 +118,7 @@ def make_plan(arguments: Any, adapters: Mapping[str, str] | None = None) -> Engi
         kv_cache_bytes=getattr(arguments, "kv_cache_memory_bytes", None),
         language_model_only=bool(getattr(arguments, "language_model_only", None)),
         kv_connector=getattr(arguments, "kv_transfer_config", None) is not None,
+        kv_transfers=tuple(list_transfers(getattr(arguments, "kv_transfer_config", None))),
         shrinks_weights=any(getattr(arguments, name, None) for name in SHRINKING),
         device_ids=tuple(map(str, getattr(arguments, "device_ids", None) or ())),
         hf_overrides=overrides if isinstance(overrides, Mapping) else {},
@@ -127,6 +130,24 @@ def make_plan(arguments: Any, adapters: Mapping[str, str] | None = None) -> Engi
         generation_config=getattr(arguments, "generation_config", None) or "auto",
         seed=getattr(arguments, "seed", None) or None,
     )
+
+
+TRANSFERS = ("Nixl", "P2pNccl", "MooncakeConnector", "MoRIIO")
+"""How the names begin of vLLM's connectors between a prefill and a decode engine. The others keep
+blocks in memory or storage.
+"""
+
+
+def list_transfers(config: Any) -> Iterator[str]:
+    """Yield the connectors of a ``kv_transfer_config`` that split prefill and decode."""
+    if config is None:
+        return
+    read = config.get if isinstance(config, Mapping) else partial(getattr, config)
+    name, role = str(read("kv_connector", None)), read("kv_role", None)
+    if name.startswith(TRANSFERS) or role in ("kv_producer", "kv_consumer"):
+        yield name
+    for inner in (read("kv_connector_extra_config", None) or {}).get("connectors", ()):
+        yield from list_transfers(inner)
 
 
 def count_local_replicas(arguments: Any) -> int | None:

@@ -56,6 +56,7 @@ def test_nothing_stops_the_demo():
         (demo(tensor_parallel_size=8), SERVER, "8 workers need as many GPUs, and 4 are visible"),
         (demo(tensor_parallel_size=3), SERVER, "attention heads do not divide over 3 ranks"),
         (demo(kv_cache_bytes=64 * GIB), LAPTOP, "64.0 GiB of memory, 16.0 GiB are free"),
+        (demo(kv_transfers=("NixlConnector",)), LAPTOP, "NixlConnector splits prefill and decode"),
         (demo(max_model_len=9000), LAPTOP, "max_model_len is 9000, the model supports 4096"),
         (demo(model="/nowhere"), LAPTOP, "/nowhere does not exist"),
         (demo(model="org/name"), LAPTOP, "org/name is not on this machine"),
@@ -185,6 +186,34 @@ def test_a_plan_comes_from_the_engine_arguments():
     plan = make_plan(arguments)
     assert (plan.model, plan.attention_backend, plan.workers) == ("m", "CPU_ATTN", 2)
     assert plan.speculative_config == {"method": "ngram"}
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        (None, ()),
+        ({"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}, ()),
+        ({"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}, ()),
+        (SimpleNamespace(kv_connector="NixlConnector", kv_role="kv_both"), ("NixlConnector",)),
+        ({"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_consumer"}, ("LMCacheConnectorV1",)),
+        (
+            {
+                "kv_connector": "MultiConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {
+                    "connectors": [
+                        {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"},
+                        {"kv_connector": "NixlPullConnector", "kv_role": "kv_both"},
+                    ]
+                },
+            },
+            ("NixlPullConnector",),
+        ),
+    ],
+)
+def test_connectors_between_prefill_and_decode_are_told_from_storage(config, names):
+    plan = make_plan(SimpleNamespace(model="m", kv_transfer_config=config))
+    assert plan.kv_transfers == names
 
 
 def test_a_plan_comes_from_a_parsed_command_line():

@@ -9,7 +9,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from eaglegate.server.apis.shared.fields import Many, OpenModel, RequestModel, SpeculationMetrics
+from eaglegate.server.apis.shared.fields import (
+    KV_TRANSFER,
+    Many,
+    OpenModel,
+    RequestModel,
+    SpeculationMetrics,
+)
 from eaglegate.server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS
 from eaglegate.server.apis.shared.template import (
     MediaPolicy,
@@ -174,7 +180,7 @@ class CountTokensRequest(RequestModel):
     speed: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    refused: ClassVar[Mapping[str, str]] = {
+    refused: ClassVar[Mapping[str, str]] = KV_TRANSFER | {
         "mcp_servers": "this gateway calls no MCP servers; connect to them in the client",
         "prefill": "send the beginning as the last assistant message",
         "watermarking": "this engine adds no watermark",

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import Discriminator, Field, Tag, field_validator
 
 from eaglegate.server.apis.shared.fields import (
+    KV_TRANSFER,
     CacheHints,
     CustomFormat,
     EngineFields,
@@ -333,7 +334,7 @@ class ResponsesRequest(EngineFields, CacheHints):
     include_reasoning: bool | None = None
     session_id: str | None = None
 
-    refused: ClassVar[Mapping[str, str]] = {
+    refused: ClassVar[Mapping[str, str]] = KV_TRANSFER | {
         "moderation": "there is no moderation service here",
         "previous_input_messages": "use 'previous_response_id', 'conversation' or 'input'",
         "prompt": "this gateway stores no prompts; use 'instructions' and 'input'",

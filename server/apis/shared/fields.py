@@ -68,7 +68,7 @@ class RequestModel(BaseModel):
             return coerce_fields(cls, data)
         refused_names = cls.refused.keys() & data.keys()
         for name in refused_names:
-            if data[name]:
+            if data[name] and not _moves_no_cache(name, data[name]):
                 raise InvalidRequest(
                     f"'{name}' is not supported: {cls.refused[name]}.",
                     param=name,
@@ -79,6 +79,19 @@ class RequestModel(BaseModel):
             name: value for name, value in data.items() if name not in refused_names
         }
         return coerce_fields(cls, supported_fields)
+
+
+KV_TRANSFER = {
+    "kv_transfer_params": "this gateway takes no KV cache from another server and hands none on, "
+    "so the prompt would be read twice; send the requests of a prefill-decode pair to vllm serve"
+}
+
+
+def _moves_no_cache(name: str, value: Any) -> bool:
+    """Return True for ``kv_transfer_params`` that ask for no transfer: offloading has some too."""
+    if name not in KV_TRANSFER or not isinstance(value, dict):
+        return False
+    return not (value.get("do_remote_decode") or value.get("do_remote_prefill"))
 
 
 class OpenModel(BaseModel):
@@ -252,7 +265,7 @@ class SamplingFields(EngineFields):
     session_id: Annotated[str, Field(max_length=256)] | None = None
 
 
-UNSUPPORTED_VLLM = {
+UNSUPPORTED_VLLM = KV_TRANSFER | {
     "logits_processors": "requests cannot contain code",
     "logprob_token_ids": "use 'top_logprobs' or 'logprobs'",
     "use_beam_search": "there is no beam search",

@@ -18,7 +18,6 @@ DOCS = (Path(__file__).parents[4] / "docs" / "api.md").read_text("utf-8")
 IGNORED = {
     "ec_transfer_params",
     "enable_response_messages",
-    "kv_transfer_params",
     "media_io_kwargs",
     "mm_payload",
     "mm_processor_kwargs",
