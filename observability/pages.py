@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, REGISTRY, CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -55,11 +56,44 @@ def _drop_created_samples(family: Metric) -> Metric:
     return metric
 
 
-def render_metrics(registry: CollectorRegistry) -> bytes:
+WAITING, RUNNING = "vllm:num_requests_waiting", "vllm:num_requests_running"
+
+
+class PodLoad(Collector):
+    """The series by which endpoint pickers and autoscalers tell how busy a pod of vLLM is.
+
+    vLLM does not know the requests in the gateway's queue, so a full queue would look idle. They
+    are added to its waiting requests, in equal parts where there are several engines, since a
+    picker reads one of the series. A gateway without an engine of its own has the queue and the
+    sequences of its workers.
+    """
+
+    def __init__(self, read: Callable[[], AdmissionQueue | None]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        queue = self._read()
+        if queue is None:
+            return
+        families = list(REGISTRY.restricted_registry([WAITING]).collect())
+        for family in families:
+            share = queue.queued / max(1, len(family.samples))
+            metric = Metric(family.name, family.documentation, family.type)
+            metric.samples = [s._replace(value=s.value + share) for s in family.samples]
+            yield metric
+        if not families:
+            yield GaugeMetricFamily(WAITING, "Requests in the gateway's queue", queue.queued)
+            yield GaugeMetricFamily(RUNNING, "Sequences at the workers", queue.running)
+
+
+def render_metrics(
+    registry: CollectorRegistry, admission: Callable[[], AdmissionQueue | None] = lambda: None
+) -> bytes:
     """Return the gateway's metrics, then those of the process-wide registry: vLLM, Python,
-    process."""
-    page = CollectorRegistry(auto_describe=False)
-    page.register(MergedRegistries((registry, REGISTRY)))
+    process. ``admission`` returns the queue whose requests wait for vLLM."""
+    page, load = CollectorRegistry(auto_describe=False), CollectorRegistry(auto_describe=False)
+    load.register(PodLoad(admission))
+    page.register(MergedRegistries((load, registry, REGISTRY)))
     return generate_latest(page)
 
 
@@ -307,7 +341,8 @@ def make_routes(telemetry: Telemetry) -> list[Route]:
     async def metrics(_: Request) -> Response:
         await telemetry.refresh_planner()
         telemetry.settle()
-        return Response(render_metrics(telemetry.registry), media_type=CONTENT_TYPE)
+        page = render_metrics(telemetry.registry, telemetry.scope.admission)
+        return Response(page, media_type=CONTENT_TYPE)
 
     async def debug(_: Request) -> Response:
         await telemetry.refresh_planner(RECENT_STEPS)

@@ -5,7 +5,8 @@ from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.parser import text_string_to_metric_families
 
 from eaglegate.engine.base import SupportsUnclaimed
 from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
@@ -215,6 +216,30 @@ async def test_the_queue_is_read_from_admission_itself(telemetry):
     assert read("eaglegate_queue_requests") == 3
     assert read("eaglegate_engine_sequences") == 2
     assert read("eaglegate_admission_limit", {"bound": "queued"}) == 9
+
+
+WAITING, RUNNING = "vllm:num_requests_waiting", "vllm:num_requests_running"
+
+
+def read_as_picker(page: bytes, name: str) -> float:
+    """Read any one series of the gauge, as the extractor of llm-d's endpoint picker does."""
+    families = text_string_to_metric_families(page.decode())
+    (family,) = [family for family in families if family.name == name]
+    return family.samples[0].value
+
+
+@pytest.mark.parametrize(("ranks", "waiting", "running"), [(0, 22, 2), (1, 23, 5), (2, 12, 5)])
+def test_an_endpoint_picker_sees_the_queue(telemetry, monkeypatch, ranks, waiting, running):
+    engines = CollectorRegistry()
+    monkeypatch.setattr("eaglegate.observability.pages.REGISTRY", engines)
+    for name, value_ in ((WAITING, 1), (RUNNING, 5)) if ranks else ():
+        gauge = Gauge(name, "of vLLM", ("engine",), registry=engines)
+        for rank in range(ranks):
+            gauge.labels(str(rank)).set(value_)
+    admission = Admission(AdmissionLimits(running=2))
+    admission.queued, admission.running = 22, 2
+    page = render_metrics(telemetry.registry, lambda: admission)
+    assert (read_as_picker(page, WAITING), read_as_picker(page, RUNNING)) == (waiting, running)
 
 
 async def test_the_account_balances(telemetry):
