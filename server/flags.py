@@ -11,7 +11,6 @@ what. A test compares them with vLLM's own parser.
 from __future__ import annotations
 
 import argparse
-import math
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +19,7 @@ from typing import Any
 
 import orjson
 
+from eaglegate.engine.flag_numbers import parse_number
 from eaglegate.server.errors import ConfigError
 
 ENV_PREFIX = "EAGLEGATE_"
@@ -143,16 +143,6 @@ def parse_whole(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be a whole number; given '{text}'") from None
-
-
-def parse_number(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"must be a finite number; given '{text}'")
-    return number
 
 
 def parse_optional_text(text: str) -> str:

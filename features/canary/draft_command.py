@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from eaglegate.engine.flag_numbers import parse_number
 from eaglegate.features.canary.effects import describe_effect
 from eaglegate.server.cli.client import CallFailed, add_gateway_options, send
 
@@ -64,14 +65,20 @@ def _make_argument_parser() -> argparse.ArgumentParser:
         choices=("acceptance", "tpot"),
         help="metric that must improve (default: acceptance, or tpot for rules)",
     )
-    canary.add_argument("--share", type=float, help="try rules on this share of the sessions")
+    canary.add_argument(
+        "--share", type=parse_number, help="try rules on this share of the sessions"
+    )
     canary.add_argument(
         "--stop",
         action="store_true",
         help="stop the canary and go back to the previous draft or rules",
     )
-    canary.add_argument("--slot-s", type=float, help="seconds that each arm serves at a time")
-    canary.add_argument("--max-s", type=float, help="seconds after which the canary ends undecided")
+    canary.add_argument(
+        "--slot-s", type=parse_number, help="seconds that each arm serves at a time"
+    )
+    canary.add_argument(
+        "--max-s", type=parse_number, help="seconds after which the canary ends undecided"
+    )
     show = commands.add_parser(
         "show", help="show the serving draft and the last swaps", allow_abbrev=False
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from eaglegate.engine.flag_numbers import parse_number
 from eaglegate.lab.measure.bench import BenchPlan, LoadPoint, name_settings, run
 from eaglegate.lab.measure.bench_report import make_report
 from eaglegate.lab.measure.datasets import DataError, list_own_sets, load_sessions
@@ -136,7 +137,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     load.add_argument(
         "--burstiness",
-        type=float,
+        type=parse_number,
         default=1.0,
         help="with --rate: below 1 for bursts, above 1 for even arrivals (gamma)",
     )
@@ -187,7 +188,7 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("EAGLEGATE_API_KEY"),
         help="API key, sent with every request [EAGLEGATE_API_KEY]",
     )
-    group.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS",
+    group.add_argument("--timeout", type=parse_number, default=600.0, metavar="SECONDS",
                        help="end a request after this much silence from the server")  # fmt: skip
 
 
@@ -203,7 +204,7 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--sessions", type=int, help="number of sessions to take from the data set")
     group.add_argument("--max-tokens", type=int, default=128)
-    group.add_argument("--temperature", type=float, default=0.0)
+    group.add_argument("--temperature", type=parse_number, default=0.0)
     group.add_argument(
         "--ignore-eos", action="store_true", help="make every answer --max-tokens long"
     )
@@ -268,7 +269,7 @@ def choose_loads(options: argparse.Namespace) -> tuple[LoadPoint, ...]:
         return (LoadPoint(speed=1.0),)
     if options.rate:
         return tuple(
-            LoadPoint(rate=float(rate), burstiness=options.burstiness, burst=options.burst)
+            LoadPoint(rate=parse_number(rate), burstiness=options.burstiness, burst=options.burst)
             for rate in options.rate.split(",")
         )
     return tuple(LoadPoint(concurrency=int(count)) for count in options.concurrency.split(","))

@@ -21,6 +21,7 @@ from typing import Any
 
 import httpx
 
+from eaglegate.engine.flag_numbers import parse_number
 from eaglegate.engine.speculation.drafts import fingerprint_draft
 from eaglegate.engine.speculation.inspection import inspect_draft
 from eaglegate.lab.measure.drafts import (
@@ -129,7 +130,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--batch",
-        type=float,
+        type=parse_number,
         default=1.0,
         help="sequences in a step, for the step costs (default: %(default)g)",
     )

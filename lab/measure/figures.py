@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from eaglegate.engine.flag_numbers import parse_number
 from eaglegate.engine.totals import Totals
 from eaglegate.lab.measure.statistics import LEVEL, Estimate, Summary, estimate_product, summarise
 from eaglegate.lab.measure.stream import RequestResult
@@ -136,7 +137,7 @@ class Goal:
             name, _, value = pair.partition(":")
             if name not in ("ttft", "tpot", "e2el"):
                 raise ValueError(f"--goodput {pair}: write ttft:MS, tpot:MS or e2el:MS")
-            limits[name] = float(value)
+            limits[name] = parse_number(value)
         return cls(limits)
 
 

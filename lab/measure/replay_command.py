@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from eaglegate.engine.flag_numbers import parse_number
 from eaglegate.lab.measure.bench import name_settings
 from eaglegate.lab.measure.bench_command import (
     add_request_arguments,
@@ -83,7 +84,10 @@ def make_parser() -> argparse.ArgumentParser:
     )
     timing = parser.add_argument_group("when")
     timing.add_argument(
-        "--speed", type=float, default=1.0, help="factor by which to speed the recorded times up"
+        "--speed",
+        type=parse_number,
+        default=1.0,
+        help="factor by which to speed the recorded times up",
     )
     timing.add_argument(
         "--closed-loop",
@@ -103,11 +107,14 @@ def make_parser() -> argparse.ArgumentParser:
     add_key_file_argument(subject)
     judge = parser.add_argument_group("verdict")
     judge.add_argument(
-        "--margin", type=float, default=MARGIN, help="smallest relative difference that matters"
+        "--margin",
+        type=parse_number,
+        default=MARGIN,
+        help="smallest relative difference that matters",
     )
     judge.add_argument(
         "--tie",
-        type=float,
+        type=parse_number,
         default=TIE,
         help="a text may differ where two tokens are at most this close, in nats",
     )

@@ -66,7 +66,7 @@ FLOORS = {
         {"__main__"},
     ),
     "engine": (
-        {"bounded_yaml", "errors", "gpus", "logs", "orphan", "stop_signals"},
+        {"bounded_yaml", "errors", "flag_numbers", "gpus", "logs", "orphan", "stop_signals"},
         {"totals", "types", "vllm_contract"},
         {"base", "events", "machine", "steps", "vllm_fields"},
         {"speculation", "wrapper"},

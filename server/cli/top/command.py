@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
+from eaglegate.engine.flag_numbers import parse_number
 from eaglegate.server.cli.client import CallFailed, add_gateway_options, complete_url
 from eaglegate.server.cli.harmless import make_line_harmless
 from eaglegate.server.cli.top.panels import format_plain
 from eaglegate.server.cli.top.reading import GatewayReader, GatewayReading, explain_failure
-from eaglegate.server.flags import parse_number
 
 CLEAR = "\x1b[H\x1b[2J"
 """Moves the cursor home and clears the terminal."""

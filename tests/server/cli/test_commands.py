@@ -31,6 +31,20 @@ ABBREVIATED = (
     "drafts log folder --js",
     "improve --conf file --url http://h",
 )
+INFINITE = (
+    "bench --timeout nan",
+    "bench --temperature inf",
+    "bench --burstiness nan",
+    "bench --url http://h --rate 1,nan",
+    "bench --url http://h --goodput tpot:inf",
+    "replay folder --against http://h --speed inf",
+    "replay folder --against http://h --margin nan",
+    "replay folder --against http://h --tie=-inf",
+    "drafts compare folder --draft d --out o --batch nan",
+    "canary folder --share nan",
+    "canary folder --slot-s inf",
+    "canary folder --max-s nan",
+)
 ROOT = Path(__file__).parents[3]
 UNREACHABLE = "127.0.0.1:9"
 
@@ -43,6 +57,17 @@ def test_an_abbreviated_flag_is_refused(line, capsys):
     assert end.value.code == 2
     error = capsys.readouterr().err
     assert re.search(r"unrecognized arguments|required", error)
+
+
+@pytest.mark.parametrize("line", INFINITE)
+def test_a_number_that_is_not_finite_is_refused(line, capsys):
+    """Every comparison with a NaN is false, and an infinite timeout never ends."""
+    try:
+        code = main(line.split())
+    except SystemExit as end:
+        code = end.code
+    assert code in (1, 2)
+    assert "must be a finite number; given '" in capsys.readouterr().err
 
 
 def test_the_usage_lists_installed_commands(monkeypatch, capsys):
