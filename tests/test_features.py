@@ -1,4 +1,4 @@
-"""Each folder of ``features/`` can be removed: the rest imports, passes its tests and answers."""
+"""Each folder of ``features/``, and ``lab/``, can be removed: the rest passes tests and answers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from scripts.tree_rules.tree import ROOMS
 from tests.conftest import ROOT
 from tests.workers import GATEWAY, scripted_worker
 
 pytestmark = pytest.mark.slow
 
-FEATURES = sorted(path.parent.name for path in (ROOT / "features").glob("*/__init__.py"))
-CORE = ("engine", "observability", "server", "src", "text")
+FEATURES = sorted(f"features/{path.parent.name}" for path in ROOT.glob("features/*/__init__.py"))
 WHOLE = ("test_package.py", "test_site.py", "test_features.py")
 """Tests of the whole tree and of its pages, which name every feature."""
 PAGES = ("deploy", "mutation", "clients", "e2e", "faults", "lab", "attacks", "examples", "gpu_path")
@@ -57,20 +57,20 @@ def find_names(path: Path) -> set[str]:
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """A copy of the tree, with links to the folders that stay as they are."""
-    for name in (*CORE, "features", "tests", "docs"):
+    for name in (*ROOMS, "src", "tests", "docs"):
         ignored = shutil.ignore_patterns("__pycache__", "demo")
         shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=ignored)
     (tmp_path / "engine" / "demo").symlink_to(ROOT / "engine" / "demo")
-    for name in ("pyproject.toml", "lab", "deploy", "scripts", "README.md", "requirements"):
+    for name in ("pyproject.toml", "deploy", "scripts", "README.md", "requirements"):
         (tmp_path / name).symlink_to(ROOT / name)
     return tmp_path
 
 
-def remove(tree: Path, feature: str) -> list[str]:
-    """Remove a feature and the tests that import it; return what pytest has to leave out."""
-    shutil.rmtree(tree / "features" / feature)
-    shutil.rmtree(tree / "tests" / "features" / feature, ignore_errors=True)
-    gone = {f"eaglegate.features.{feature}"}
+def remove(tree: Path, folder: str) -> list[str]:
+    """Remove a folder and the tests that import it; return what pytest has to leave out."""
+    shutil.rmtree(tree / folder)
+    shutil.rmtree(tree / "tests" / folder, ignore_errors=True)
+    gone = {f"eaglegate.{folder.replace('/', '.')}"}
     files = {path: find_names(path) for path in sorted((tree / "tests").rglob("*.py"))}
     while importing := [path for path, names in files.items() if _is_any_in(names, gone)]:
         for path in importing:
@@ -114,9 +114,9 @@ def environment(tree: Path) -> dict[str, str]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("feature", FEATURES)
-def test_a_feature_can_be_removed(copy: Path, feature: str) -> None:
-    ignored = remove(copy, feature)
+@pytest.mark.parametrize("folder", [*FEATURES, "lab"])
+def test_a_folder_can_be_removed(copy: Path, folder: str) -> None:
+    ignored = remove(copy, folder)
     command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=short", "-p", "no:cacheprovider"]
     chosen = [name for name in CHOSEN if (copy / name).exists()]
     selected = ["-m", "not slow and not thorough", *ignored, *chosen]
@@ -144,20 +144,28 @@ def run_command(tree: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+def test_names_of_tests_are_those_of_files() -> None:
+    names = [*CHOSEN, *(f"tests/{name}" for name in (*WHOLE, *PAGES))]
+    assert [name for name in names if not (ROOT / name).exists()] == []
+
+
 def test_measuring_needs_no_feature(copy: Path) -> None:
     for feature in FEATURES:
-        shutil.rmtree(copy / "features" / feature)
+        shutil.rmtree(copy / feature)
     for command in (["bench"], ["replay"], ["drafts", "compare"]):
         done = run_command(copy, *command, "--help")
         assert done.stdout.startswith("usage: eaglegate "), done.stderr
 
 
-def test_the_lab_can_be_removed(copy: Path) -> None:
-    (copy / "lab").unlink()
+def test_only_commands_of_the_lab_need_it(copy: Path) -> None:
+    shutil.rmtree(copy / "lab")
     for command in ("bench", "replay", "drafts", "improve", "prove"):
         done = run_command(copy, command, "--help")
         assert done.returncode == 2
         assert "needs eaglegate.lab" in done.stderr
         assert "Traceback" not in done.stderr
-    with serving(copy) as url:
-        assert httpx.get(f"{url}/ready", timeout=60).status_code == 200
+    for command in ("serve", "check"):
+        assert run_command(copy, command, "--help").stdout.startswith(f"usage: eaglegate {command}")
+    done = run_command(copy, "check", *GATEWAY, "--upstream", "http://127.0.0.1:1")
+    assert "Traceback" not in done.stderr
+    assert "http://127.0.0.1:1" in done.stdout

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.tree_rules.tree import ROOMS
+
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 TARGETS = ("cpu", "gateway", "cuda")
@@ -102,7 +104,7 @@ def test_the_image_of_gateways_has_no_engine():
 def test_only_the_package_goes_into_the_build():
     rules = (ROOT / ".dockerignore").read_text().split("\n")
     allowed = {rule[1:] for rule in rules if rule.startswith("!")}
-    packages = {"src", "engine", "features", "lab", "observability", "server", "text"}
+    packages = {"src", *ROOMS}
     assert "*" in rules
     assert allowed == packages | {
         "LICENSE", "README.md", "pyproject.toml", "requirements/*.lock",
