@@ -77,6 +77,9 @@ class TracedStep(Struct, frozen=True):
     """None for prefill and unknown steps."""
     drafts: tuple[int, ...] = ()
     """The verified draft tokens; empty where the engine does not know them."""
+    rates: tuple[float, ...] = ()
+    """See ``StepTrace``, as ``token_price``."""
+    token_price: float = 0.0
 
 
 class StepsDelta(Struct, frozen=True):

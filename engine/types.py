@@ -67,6 +67,8 @@ class UndraftedReason(StrEnum):
 
     OFF = "off"
     """Speculation was off for this request: policy, request field or lane."""
+    PLANNED = "planned"
+    """The planner chose no draft for this step: ``DecodeStep.planned`` has its reason."""
     REFUSED = "undrafted"
     """The engine proposed nothing: grammar, near the length limit, draft refused."""
 
@@ -260,6 +262,11 @@ class StepTrace(Struct, frozen=True):
     """Time of the engine's clock at the end of the step, in seconds."""
     drafts: tuple[int, ...] = ()
     """Draft tokens that the step verified, in order; empty where the engine does not know them."""
+    rates: tuple[float, ...] = ()
+    """Tokens per second that the planner expected at depths 0 .. K, 0 where a depth was not open;
+    empty if it planned nothing for the request."""
+    token_price: float = 0.0
+    """The least survival at which the planner verifies a draft token."""
 
 
 class Step(Struct, frozen=True):

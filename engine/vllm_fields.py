@@ -65,6 +65,18 @@ def unpack_depth(packed_depth: int) -> tuple[int, DepthReason | None, Drafter]:
     return packed_depth & LOOKUP_BIT - 1, REASONS[code - 1] if code else None, drafter
 
 
+def pack_rates(rates: Iterable[float], token_price: float) -> list[int]:
+    """Pack a plan's rates and its price of a token in thousandths. Lists of vLLM's accounts hold
+    integers."""
+    return [round(1000 * number) for number in (*rates, token_price)]
+
+
+def unpack_rates(packed_rates: Iterable[int]) -> tuple[tuple[float, ...], float]:
+    """Return the rates and the price of a token; no rates from an empty list."""
+    *rates, token_price = [number / 1000 for number in packed_rates] or [0.0]
+    return tuple(rates), token_price
+
+
 def build_sampling_fields(request: EngineRequest) -> dict[str, Any]:
     """Return the fields that are set. vLLM returns tokens without text, because the gateway itself
     cuts at stop strings."""

@@ -77,7 +77,7 @@ def sum_steps(steps: Iterable[DecodeStep], *, first_tokens: int = 0, requests: i
         tokens += count * step.delivered
         lost_bonus += count * (step.delivered == step.accepted)
         undrafted += count * (step.undrafted is UndraftedReason.REFUSED)
-        off += count * (step.undrafted is UndraftedReason.OFF)
+        off += count * (step.undrafted in (UndraftedReason.OFF, UndraftedReason.PLANNED))
         if not step.drafted:
             continue
         verify_steps += count

@@ -21,7 +21,7 @@ from __future__ import annotations
 import operator
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from time import perf_counter
 from typing import Any
@@ -77,18 +77,34 @@ class DepthPlan:
     """Expected committed tokens of the step that verifies them."""
     seconds: float
     """Expected seconds of a step of this kind."""
+    rates: tuple[float, ...] = ()
+    """Expected committed tokens per second at every depth 0 .. K with its best widths; 0 where a
+    depth was not open, empty before the times of steps are known."""
+    token_price: float = 0.0
+    """Tokens that the time to verify one more token would bring, and so the least survival of a
+    token that is verified."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """Outcome of one step with decoding requests only."""
+    """Outcome of one step with decoding requests only, and the plan whose drafts it verified."""
 
     seconds: float
     tokens: int
     batch: int
     verified: int
-    depth: int
-    reason: DepthReason
+    drafted: int
+    """Draft tokens that were made for each request in its time."""
+    plan: DepthPlan | None
+
+    def describe(self) -> dict[str, object]:
+        row: dict[str, object] = {
+            name: getattr(self, name)
+            for name in ("seconds", "tokens", "batch", "verified", "drafted")
+        }
+        for name in ("depth", "reason", "rates", "token_price"):
+            row[name] = getattr(self.plan, name, None)
+        return row
 
 
 @dataclass(slots=True)
@@ -319,7 +335,15 @@ class DepthPlanner:
         width_mask = self._positions[:depth] <= widths[:, None]
         accepted_tokens = (survival[:, :depth] * width_mask).sum(axis=1)
         tokens = len(requests) + float(accepted_tokens.sum())
-        plan = DepthPlan(depth, widths.tolist(), reason, tokens, float(optimum.seconds[depth]))
+        plan = DepthPlan(
+            depth,
+            widths.tolist(),
+            reason,
+            tokens,
+            seconds=float(optimum.seconds[depth]),
+            rates=tuple(optimum.rates.tolist()) if self.cost.is_known else (),
+            token_price=optimum.rate * optimum.token_s,
+        )
         expected = dict(zip(requests, accepted_tokens.tolist(), strict=True))
         # What the same requests would commit and verify at every fixed depth, for the regret.
         fixed_tokens = len(requests) + np.concatenate([[0.0], np.cumsum(survival.sum(axis=0))])
@@ -424,16 +448,15 @@ class DepthPlanner:
         self._observed.clear()
         self._ended.clear()
 
-    def observe_step(self, step: ObservedStep) -> None:
-        """Learn from the time of one step."""
+    def observe_step(self, step: ObservedStep, plan: DepthPlan | None = None) -> None:
+        """Learn from the time of one step, which has verified the drafts of ``plan``."""
         expected_s, taken_s = self.cost.observe(step)
         self.totals.expected_s += expected_s
         self.totals.taken_s += taken_s
         if step.prompt:
             return
-        reason = DepthReason.COST if self._last is None else self._last.plan.reason
         planned_step = PlannedStep(
-            step.seconds, self._committed, step.batch, step.verified, step.depth, reason
+            step.seconds, self._committed, step.batch, step.verified, step.depth, plan
         )
         self.recent.append(planned_step)
         if taken_s < (1 - SURPRISE) * expected_s:
@@ -458,7 +481,7 @@ class DepthPlanner:
             "fixed_s": totals.fixed_s.tolist(),
             "cost": self.cost.describe(),
             "traffic": self.survival.describe(),
-            "recent": [astuple(step) for step in list(self.recent)[-recent:]] if recent else [],
+            "recent": [step.describe() for step in list(self.recent)[-recent:]] if recent else [],
         }
 
     def copy_slices(self) -> Callable[[], list[dict[str, object]]]:
@@ -509,7 +532,7 @@ class DepthPlanner:
             bounds,
             min_depth,
             survival,
-            self._rate,
+            best_rates,
             seconds[depths, best],
             token_s,
             free_depth,

@@ -54,14 +54,20 @@ class Optimum:
     """The greatest depth that a request has asked for."""
     survival: Floats
     """Survival in shape (requests, K)."""
-    rate: float
-    """Committed tokens per second."""
+    rates: Floats
+    """Committed tokens per second at every depth 0 .. K with the best widths; 0 where a depth is
+    not open."""
     seconds: Floats
     """Seconds of a step at every depth 0 .. K with the best widths."""
     token_s: float
     """Seconds to verify one more draft token."""
     free_depth: int
     """The best depth if no request had asked for one."""
+
+    @property
+    def rate(self) -> float:
+        """Committed tokens per second."""
+        return float(self.rates[self.depth])
 
     def is_pinned(self, floors: Sequence[int]) -> bool:
         """Return True if requests with their own depth decide the depth, not its cost."""

@@ -37,7 +37,7 @@ def prefer_uniform(
     if depth is None:
         return optimum
     widths = np.full(batch, depth)
-    return replace(optimum, depth=depth, widths=widths, rate=float(rates[depth]), seconds=seconds)
+    return replace(optimum, depth=depth, widths=widths, rates=rates, seconds=seconds)
 
 
 def _list_depths(graphs: StepGraphs, floors: Sequence[int], batch: int) -> Iterator[int]:

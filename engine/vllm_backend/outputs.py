@@ -40,7 +40,7 @@ from eaglegate.engine.types import DecodeStep, EngineRequest, Step, StepTrace
 from eaglegate.engine.vllm_backend import translate
 from eaglegate.engine.vllm_backend.step_queue import SinkFlusher, StepQueue
 from eaglegate.engine.vllm_backend.translate import ABORTED, AccountReader
-from eaglegate.engine.vllm_fields import ABORT, FINISH
+from eaglegate.engine.vllm_fields import ABORT, FINISH, unpack_rates
 from eaglegate.text.events import FinishReason
 
 
@@ -241,7 +241,11 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
 def _trace(output: EngineCoreOutput, timestamp: float | None) -> tuple[StepTrace, ...]:
     """Return the trace of an output with tokens. ``timestamp`` is from the engine's own clock."""
     account = output.spec_decode_metrics
-    return (StepTrace(timestamp or 0.0, tuple(account.per_step_drafted) if account else ()),)
+    if account is None:
+        return (StepTrace(timestamp or 0.0),)
+    packed_rates = account.per_step_accepted if output.prefill_stats is None else ()
+    drafts, rates = tuple(account.per_step_drafted), unpack_rates(packed_rates)
+    return (StepTrace(timestamp or 0.0, drafts, *rates),)
 
 
 def _read_queued(state: RequestState) -> float | None:

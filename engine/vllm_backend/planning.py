@@ -29,6 +29,7 @@ from eaglegate.engine.vllm_fields import (
     UNTAUGHT,
     WEIGHT,
     pack_depth,
+    pack_rates,
 )
 
 
@@ -54,7 +55,7 @@ class Planner(Protocol):
         other_tokens: int = 0,
     ) -> None: ...
 
-    def observe_step(self, step: ObservedStep) -> None: ...
+    def observe_step(self, step: ObservedStep, plan: DepthPlan | None = None) -> None: ...
 
 
 class RandomPlanner:
@@ -97,12 +98,12 @@ class RandomPlanner:
     ) -> None:
         pass
 
-    def observe_step(self, step: ObservedStep) -> None:
+    def observe_step(self, step: ObservedStep, plan: DepthPlan | None = None) -> None:
         pass
 
 
-REASON = "planned_reason"
-"""Attribute of a SchedulerOutput: the reason for the depth of the drafts that it verifies."""
+PLAN = "depth_plan"
+"""Attribute of a SchedulerOutput: the plan of the drafts that it verifies."""
 WIDTHS = "planned_widths"
 """Attribute of a SchedulerOutput: the planned widths of the drafts that it verifies."""
 SHARED = "shared_step"
@@ -126,8 +127,8 @@ class StepPlanning:
         """The CUDA graphs of steps, if equal widths make them faster."""
         self._planner: Planner | None = None
         self._widths: dict[str, int] = {}
-        self._reason: DepthReason | None = None
-        """Reason for the depth of the last plan."""
+        self._plan: DepthPlan | None = None
+        """The last plan."""
         self._request_names: set[str] = set()
         self.clock: Callable[[], float] = perf_counter
         self._last_update: float | None = None
@@ -284,7 +285,7 @@ class StepPlanning:
             widths = self._widths
             names = output.num_scheduled_tokens
             setattr(output, WIDTHS, {name: widths[name] for name in names if name in widths})
-            setattr(output, REASON, self._reason)
+            setattr(output, PLAN, self._plan)
 
     def note_skipped(self, requests: Iterable[Request]) -> None:
         """Record that no draft model runs in a step of these requests."""
@@ -298,9 +299,16 @@ class StepPlanning:
         if self._planner is None:
             return depth
         width = getattr(output, WIDTHS, {}).get(request.request_id)
-        if width is None or _get_own_depth(request) is not None:
+        plan: DepthPlan | None = getattr(output, PLAN, None)
+        if width is None or plan is None or _get_own_depth(request) is not None:
             return depth if width is None else min(depth, int(width))
-        return pack_depth(min(depth, int(width)), getattr(output, REASON, None))
+        return pack_depth(min(depth, int(width)), plan.reason)
+
+    def pack_rates(self, output: SchedulerOutput) -> list[int]:
+        """Pack the rates and the price of a token of the plan whose drafts this step verifies;
+        empty without one."""
+        plan: DepthPlan | None = getattr(output, PLAN, None)
+        return pack_rates(plan.rates, plan.token_price) if plan and plan.rates else []
 
     def plan(self, request_depths: Sequence[tuple[Request, int]], max_depth: int) -> int:
         """Return the depth of the drafts made after this step, and keep the widths for the next
@@ -342,7 +350,7 @@ class StepPlanning:
             floors.append(bound if has_own_depth else 0)
         plan = self._planner.plan(names, bounds, floors)
         self._widths.update(zip(names, plan.widths, strict=True))
-        self._reason = plan.reason
+        self._plan = plan
         if latency_class:
             self._follow_depth(request_depths, set(names), plan.depth)
         return max(min(plan.depth, max_depth), min_depth)
@@ -412,7 +420,7 @@ class StepPlanning:
         mode = self.graphs.find_mode(step.widths) if self.graphs else GraphMode.FULL
         observation = ObservedStep(step.batch, step.width, depth, seconds, step.prompt, mode)
         if names and self._planner is not None:
-            self._planner.observe_step(observation)
+            self._planner.observe_step(observation, getattr(output, PLAN, None))
 
     def _get_depth_in_interval(self, output: SchedulerOutput, step: StepContent) -> int | None:
         """Return the depth of the drafts made between the last update and this one; None if

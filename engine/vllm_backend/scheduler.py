@@ -57,7 +57,7 @@ from eaglegate.engine.vllm_backend.prefix_drops import PrefixDrops
 from eaglegate.engine.vllm_backend.second_lookups import SecondLookups
 from eaglegate.engine.vllm_backend.sharing import StepSharing
 from eaglegate.engine.vllm_contract import SKIP
-from eaglegate.engine.vllm_fields import DEPTH, TRACED, mark_lookup
+from eaglegate.engine.vllm_fields import DEPTH, TRACED, mark_lookup, unpack_depth
 
 DESCRIBER = ThreadPoolExecutor(1, "describe-slices")
 
@@ -236,7 +236,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
             for req_id in scheduler_output.num_scheduled_tokens
             if (request := self.requests.get(req_id)) is not None
         }
-        drafts = self._list_traced_drafts(scheduler_output) if self._traced_requests else {}
+        traces = self._list_traces(scheduler_output, depths) if self._traced_requests else {}
         lookups = (
             set()
             if self.lookups is None
@@ -258,21 +258,28 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         if self.lookups is not None:
             self.lookups.observe(scheduler_output)
         self._attach_accounts(outputs.values(), depths)
-        if drafts and self._answers is None:
-            _attach_drafts(outputs.values(), drafts)
+        if traces and self._answers is None:
+            _attach_traces(outputs.values(), traces)
         return outputs
 
-    def _list_traced_drafts(self, scheduler_output: SchedulerOutput) -> dict[str, list[int]]:
-        """List the draft tokens of traced requests that this step verifies.
+    def _list_traces(
+        self, scheduler_output: SchedulerOutput, depths: Mapping[str, int]
+    ) -> dict[str, tuple[list[int], list[int]]]:
+        """List the draft tokens of traced requests that this step verifies, and the packed rates of
+        their plan.
 
-        Asynchronous scheduling has -1 in their place, because the ids stay in the worker. A grammar
-        puts -1 in place of drafts that it does not allow.
+        Asynchronous scheduling has -1 in place of the tokens, because the ids stay in the worker. A
+        grammar puts -1 in place of drafts that it does not allow.
         """
-        traced_drafts = {}
-        for name, drafts in scheduler_output.scheduled_spec_decode_tokens.items():
-            if name in self._traced_requests:
-                traced_drafts[name] = [int(token) for token in drafts if token >= 0]
-        return traced_drafts
+        drafts, rates = scheduler_output.scheduled_spec_decode_tokens, None
+        traces = {}
+        for name in self._traced_requests & depths.keys():
+            token_ids = [int(token) for token in drafts.get(name, ()) if token >= 0]
+            _, reason, _ = unpack_depth(depths[name])
+            if reason is not None and rates is None:
+                rates = self.planning.pack_rates(scheduler_output)
+            traces[name] = token_ids, rates or [] if reason is not None else []
+        return traces
 
     def _attach_accounts(
         self, outputs: Iterable[EngineCoreOutputs], depths: dict[str, int]
@@ -442,16 +449,26 @@ def make_step_account(depth: int, drafted: int, accepted: int) -> RequestSpecDec
     return RequestSpecDecodeMetrics(depth, histogram=[accepted], num_draft_tokens=drafted)
 
 
-def _attach_drafts(outputs: Iterable[EngineCoreOutputs], drafts: Mapping[str, list[int]]) -> None:
-    """Add the ids of draft tokens to the accounts of traced requests."""
+def _attach_traces(
+    outputs: Iterable[EngineCoreOutputs], traces: Mapping[str, tuple[list[int], list[int]]]
+) -> None:
+    """Add the ids of draft tokens and the rates of plans to the accounts of traced requests."""
     for batch in outputs:
         for output in batch.outputs:
-            account, token_ids = output.spec_decode_metrics, drafts.get(output.request_id)
-            if account is not None and token_ids:
-                # ``per_step_drafted`` carries ids, not counts, and ``outputs.py`` makes a StepTrace
-                # of them. See ``_attach_drop`` for the reason, and for the copy. Accounts of whole
-                # answers use this list for counts, so ``update_from_output`` attaches no ids there.
-                output.spec_decode_metrics = replace(account, per_step_drafted=token_ids)
+            account, trace = output.spec_decode_metrics, traces.get(output.request_id)
+            if account is None or trace is None:
+                continue
+            # ``per_step_drafted`` carries ids, not counts, and ``per_step_accepted`` rates, unless
+            # it has the drop of a prompt. ``outputs.py`` makes a StepTrace of them. See
+            # ``_attach_drop`` for the reason, and for the copy. Accounts of whole answers use these
+            # lists for counts, so ``update_from_output`` attaches nothing there.
+            token_ids, rates = trace
+            is_prompt = output.prefill_stats is not None
+            output.spec_decode_metrics = replace(
+                account,
+                per_step_drafted=token_ids,
+                per_step_accepted=account.per_step_accepted if is_prompt else rates,
+            )
 
 
 def read_method(vllm_config: VllmConfig) -> DraftMethod:

@@ -280,6 +280,8 @@ def read_decode_step(output: EngineCoreOutput, is_first: bool) -> DecodeStep | N
     )
     if not num_drafted:
         reason = UndraftedReason.REFUSED if depth else UndraftedReason.OFF
+        if plan_reason is not None and not depth:
+            reason = UndraftedReason.PLANNED
         return intern_step(0, 0, num_delivered, 0, reason, plan_reason)
     num_accepted = num_reached if num_reached < num_delivered else num_delivered
     num_cut = num_reached - num_accepted

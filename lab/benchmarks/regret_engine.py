@@ -305,7 +305,7 @@ def print_phase(phase: str, lanes: Sequence[str], blocks: list[Block]) -> None:
 
 def count_recovery(planner: dict[str, Any]) -> int:
     """Return the steps of a block until twenty reach 0.95 of the rate of its later half."""
-    rows = [(seconds, tokens) for seconds, tokens, *_ in planner["recent"]]
+    rows = [(step["seconds"], step["tokens"]) for step in planner["recent"]]
     half = rows[len(rows) // 2 :]
     target = 0.95 * sum(t for _, t in half) / max(1e-9, sum(s for s, _ in half))
     for start in range(len(rows) - 20):

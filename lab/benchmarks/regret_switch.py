@@ -99,10 +99,10 @@ class SwitchingPlanner(DepthPlanner):
             super().observe(requests, drafted, accepted, matches)
         self._committed = len(requests) + sum(accepted)
 
-    def observe_step(self, step: ObservedStep) -> None:
+    def observe_step(self, step: ObservedStep, plan: DepthPlan | None = None) -> None:
         self._steps += 1
         if self._is_learning():
-            super().observe_step(step)
+            super().observe_step(step, plan)
         if self._steps <= SKIPPED:
             return
         seconds = step.seconds - (0.0 if self._lane == "auto" else self._planned_s)

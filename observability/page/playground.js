@@ -88,6 +88,7 @@ class Panel {
     if (step.drafted) said.push(`${step.accepted} of ${step.drafted} ${step.drafter ? "looked-up tokens" : "drafts"} accepted`);
     if (step.cut) said.push(`${step.cut} accepted and cut`);
     if (step.planned) said.push("planned: " + step.planned);
+    if (step.rates) said.push(`expected tok/s by depth: ${step.rates.map((rate, depth) => `${depth}: ${rate ? fixed(rate, 0) : "not open"}`).join(", ")} · a draft pays above survival ${fixed(step.token_price)}`);
     const lost = describeRejected(step);
     if (lost) said.push("rejected: " + lost);
     this.detail.textContent = visible(said.join(" · "));

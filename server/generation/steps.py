@@ -83,6 +83,8 @@ class StepTracer:
             seconds=self._measure(trace, now),
             account=account,
             drafts=() if trace is None else trace.drafts,
+            rates=() if trace is None else trace.rates,
+            token_price=0.0 if trace is None else trace.token_price,
         )
 
     def _measure(self, trace: StepTrace | None, now: float) -> float:

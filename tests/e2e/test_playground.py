@@ -129,6 +129,9 @@ async def test_the_origins_of_50_answers_equal_the_engines_accounts(gateway, dep
     assert after["draft"] - before["draft"] == drafted
     assert after["accepted"] - before["accepted"] == accepted
     planned = {step["planned"] for step in steps if "planned" in step}
+    rates = [step["rates"] for step in steps if "rates" in step]
+    assert all(len(row) == max(DEPTHS[:-1]) + 1 and max(row) > 0 for row in rates)
+    assert bool(rates) == bool(planned)
     if depth is None:
         assert planned
     else:

@@ -51,6 +51,8 @@ class StepWriter:
             out["reason"] = account.undrafted
         if account is not None and account.planned is not None:
             out["planned"] = account.planned
+        if step.rates:
+            out["rates"], out["token_price"] = step.rates, step.token_price
         if account is not None and account.drafter is Drafter.LOOKUP:
             out["drafter"] = account.drafter
         return out

@@ -196,6 +196,31 @@ def test_step_times_are_learnt(seed: int) -> None:
         assert expected == pytest.approx(true, rel=0.12)
 
 
+def test_a_plan_keeps_the_rates_that_led_to_it() -> None:
+    planner = DepthPlanner(DEPTH)
+    planner.begin("a", "", "")
+    assert planner.plan(["a"], [2]).rates == (), "no time is known"
+    for number in range(64):
+        depth = number % (DEPTH + 1)
+        planner.observe(["a"], [depth], [min(depth, 1)])
+        planner.observe_step(ObservedStep(1, depth, depth, step_ms(1, depth, depth) / 1e3))
+    planner.plan(["a"], [2])
+    plans = [planner.plan(["a"], [2]) for _ in range(20)]
+    plan = next(plan for plan in plans if plan.reason is not DepthReason.PROBE)
+    assert len(plan.rates) == DEPTH + 1
+    assert not any(plan.rates[3:]), "beyond the bound"
+    assert plan.rates[plan.depth] >= 0.99 * max(plan.rates) > 0
+    assert plan.rates[plan.depth] == pytest.approx(plan.tokens / plan.seconds)
+    assert plan.token_price == planner.get_token_price(1)
+    planner.observe_step(ObservedStep(1, 1, 2, 0.02), plan)
+    planner.observe_step(ObservedStep(1, 1, 2, 0.02))
+    step, unplanned = planner.describe(recent=2)["recent"]
+    assert step["drafted"] == 2
+    assert (step["depth"], step["reason"]) == (plan.depth, plan.reason)
+    assert (step["rates"], step["token_price"]) == (plan.rates, plan.token_price)
+    assert (unplanned["drafted"], unplanned["depth"], unplanned["rates"]) == (2, None, None)
+
+
 def test_frozen_means_that_depth() -> None:
     planner = DepthPlanner(DEPTH)
     planner.begin("a", "", "")
@@ -557,7 +582,7 @@ def test_steps_with_other_tokens_teach_times_and_no_acceptance() -> None:
         planner.plan(["a"], [DEPTH])
     description = planner.describe(recent=1)
     assert planner.survival.conditional(["a"]).tolist() == before
-    assert description["recent"][0][1] == 9
+    assert description["recent"][0]["tokens"] == 9
     assert description["committed_tokens"] == 0
     price = planner.get_token_price(1)
     assert price is not None

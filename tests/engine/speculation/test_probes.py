@@ -19,6 +19,7 @@ from eaglegate.engine.speculation.step_cost import TIMED
 from eaglegate.engine.types import DepthReason
 
 DEPTH = 4
+RATES = np.full(DEPTH + 1, 200.0)
 TIMED_ALL = np.full(DEPTH + 1, 100.0)
 KNOWN = np.full((1, DEPTH), 100.0)
 OLD = np.array([100])
@@ -29,7 +30,7 @@ def make_optimum(depth: int = 1, extra_s: float = 0.002, survives: float = 0.0) 
     seconds = 0.01 + extra_s * (np.arange(DEPTH + 1) - depth)
     survival = np.full((1, DEPTH), survives)
     widths, bounds = np.array([depth]), np.array([DEPTH])
-    return Optimum(depth, widths, bounds, 0, survival, 200.0, seconds, 0.0, depth)
+    return Optimum(depth, widths, bounds, 0, survival, RATES, seconds, 0.0, depth)
 
 
 def choose(probes: Probes, best: Optimum, trials: np.ndarray = KNOWN, age: np.ndarray = OLD):
@@ -102,7 +103,7 @@ def test_nothing_lies_beside_the_greatest_depth_or_a_bound() -> None:
     assert choose(Probes(), make_optimum(depth=DEPTH, survives=0.9)) is None
     best = make_optimum(survives=0.9)
     bounded = Optimum(
-        best.depth, best.widths, np.array([1]), 0, best.survival, best.rate, best.seconds, 0.0, 1
+        best.depth, best.widths, np.array([1]), 0, best.survival, best.rates, best.seconds, 0.0, 1
     )
     assert choose(Probes(), bounded) is None
 
@@ -110,7 +111,7 @@ def test_nothing_lies_beside_the_greatest_depth_or_a_bound() -> None:
 def test_a_probe_is_one_deeper_for_those_that_verify_all() -> None:
     best = make_optimum(survives=0.9)
     two = Optimum(
-        1, np.array([1, 0]), np.array([4, 4]), 0, np.full((2, DEPTH), 0.9), 200.0, best.seconds,
+        1, np.array([1, 0]), np.array([4, 4]), 0, np.full((2, DEPTH), 0.9), RATES, best.seconds,
         0.0, 1,
     )  # fmt: skip
     probes = Probes()
@@ -174,7 +175,7 @@ def test_a_request_is_unknown_while_it_is_young_and_hardly_tried(
 
 def test_no_probe_is_made_for_nobody() -> None:
     best = make_optimum()
-    nobody = Optimum(1, np.array([1]), np.array([1]), 0, best.survival, 200.0, best.seconds, 0.0, 1)
+    nobody = Optimum(1, np.array([1]), np.array([1]), 0, best.survival, RATES, best.seconds, 0.0, 1)
     assert choose(make_rich(), nobody) is None
     assert choose(make_rich(), best) is not None
 
@@ -186,7 +187,7 @@ def test_a_probe_pays_for_the_tokens_that_it_verifies() -> None:
     def make(requests: int) -> Optimum:
         ones = np.ones(requests, dtype=int)
         none = np.zeros((requests, DEPTH))
-        return Optimum(1, ones, DEPTH * ones, 0, none, 200.0, best.seconds, 0.004, 1)
+        return Optimum(1, ones, DEPTH * ones, 0, none, RATES, best.seconds, 0.004, 1)
 
     known, old = np.full((2, DEPTH), 100.0), np.array([100, 100])
     assert choose(make_rich(), make(1), known[:1], old[:1]) is not None

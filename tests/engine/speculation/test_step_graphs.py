@@ -95,6 +95,14 @@ def test_a_padded_step_costs_what_it_is_padded_to() -> None:
 def test_without_graphs_nothing_changes() -> None:
     survival = np.full((2, DEPTH), 0.5)
     best = Optimum(
-        2, np.array([2, 1]), np.array([7, 7]), 0, survival, 100.0, np.ones(DEPTH + 1), 0.001, 2
+        2,
+        np.array([2, 1]),
+        np.array([7, 7]),
+        0,
+        survival,
+        np.ones(DEPTH + 1),
+        np.ones(DEPTH + 1),
+        0.001,
+        2,
     )
     assert prefer_uniform(best, [0, 0], StepCostModel(DEPTH), 2, GAIN) is best

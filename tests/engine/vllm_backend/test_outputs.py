@@ -90,12 +90,13 @@ async def test_a_traced_request_gets_times_and_drafts_with_its_steps() -> None:
     inbox.traced = True
     steps, others = read(inbox), read(other)
     outputs.process_outputs([output(1, prefill_stats=FIRST), output(1, name="b")], 7.0)
-    account = RequestSpecDecodeMetrics(3, [2], num_draft_tokens=3, per_step_drafted=[5, 5, 8])
+    account = RequestSpecDecodeMetrics(3, [2], 3, [100_500, 90_000, 200], [5, 5, 8])
     verified = EngineCoreOutput("a", [5] * 3, spec_decode_metrics=account)
     outputs.process_outputs([verified, output(2, 3, 1, name="b")], 7.5)
     step = await anext(steps)
     assert step.decode == (DecodeStep(3, 2, 3),)
-    assert step.traces == (StepTrace(7.0), StepTrace(7.5, (5, 5, 8)))
+    rates = (100.5, 90.0), 0.2
+    assert step.traces == (StepTrace(7.0), StepTrace(7.5, (5, 5, 8), *rates))
     assert (await anext(others)).traces == ()
 
 

@@ -11,10 +11,10 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from eaglegate.engine.speculation.planner import DepthPlan
 from eaglegate.engine.speculation.step_cost import ObservedStep
-from eaglegate.engine.types import DepthReason
+from eaglegate.engine.types import DepthReason, UndraftedReason
 from eaglegate.engine.vllm_backend.planning import MIN_HOLES, RandomPlanner, name_slice
 from eaglegate.engine.vllm_backend.scheduler import planning_scheduler
-from eaglegate.engine.vllm_fields import UNTAUGHT
+from eaglegate.engine.vllm_fields import TRACED, UNTAUGHT, pack_rates
 from tests.engine.vllm_backend import test_scheduler
 from tests.engine.vllm_backend.test_scheduler import MOST, Pretence
 
@@ -157,6 +157,9 @@ class Watching(RandomPlanner):
     def __init__(self, widths: dict[str, int] | None = None) -> None:
         super().__init__(MOST)
         self.seen: list[tuple[int, ...]] = []
+        self.plans: list[DepthPlan] = []
+        self.verified: list[DepthPlan | None] = []
+        """The plans of the steps that it was shown."""
         self._given = widths
 
     def plan(
@@ -165,9 +168,13 @@ class Watching(RandomPlanner):
         if self._given is None:
             return super().plan(requests, bounds, floors)
         widths = [self._given[name] for name in requests]
-        return DepthPlan(max(widths), widths, DepthReason.COST, 1.0, 1.0)
+        rates = (float(len(self.plans)), 0.5)
+        plan = DepthPlan(max(widths), widths, DepthReason.COST, 1.0, 1.0, rates, 0.125)
+        self.plans.append(plan)
+        return plan
 
-    def observe_step(self, step: ObservedStep) -> None:
+    def observe_step(self, step: ObservedStep, plan: DepthPlan | None = None) -> None:
+        self.verified.append(plan)
         self.seen.append((step.batch, step.verified, step.depth, step.prompt))
 
 
@@ -201,6 +208,27 @@ def test_a_step_with_a_piece_of_a_prompt_is_shown_as_such() -> None:
     pretence.add("b", prompt=list(range(30)))
     pretence.step()
     assert watching.seen == [(1, 2, 2, 0), (1, 2, 2, 30)]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_step_is_shown_with_the_plan_that_it_verified(asynchronous: bool) -> None:
+    """Its account has the plan's rates if the request is traced and has no depth of its own."""
+    pretence = Pretence(asynchronous)
+    watching = watch(pretence, {"a": 2, "b": 0, "c": 1, "d": 1})
+    pretence.add("a", **{TRACED: 1})
+    pretence.add("b", **{TRACED: 1})
+    pretence.add("c", 1, **{TRACED: 1})
+    pretence.add("d")
+    for _ in range(6):
+        pretence.step()
+    verified = [plan for plan in watching.verified if plan is not None]
+    assert len(verified) >= 4
+    assert verified == watching.plans[: len(verified)]
+    packed = [pack_rates(plan.rates, plan.token_price) for plan in verified]
+    assert pretence.rates["a"] == pretence.rates["b"] == packed
+    assert not any(pretence.rates["c"] + pretence.rates["d"])
+    assert {step.undrafted for step in pretence.steps["b"]} == {UndraftedReason.PLANNED}
+    assert {step.planned for step in pretence.steps["b"]} == {DepthReason.COST}
 
 
 def test_the_widths_of_a_step_that_is_under_way_stay() -> None:

@@ -71,6 +71,8 @@ class Pretence:
         self.steps: dict[str, list[DecodeStep]] = {}
         self.drafts: dict[str, list[list[int]]] = {}
         """Draft tokens that accounts carry, by request."""
+        self.rates: dict[str, list[list[int]]] = {}
+        """Packed rates that accounts of decode steps carry, by request."""
         self.finished: set[str] = set()
         self._in_flight: tuple[SchedulerOutput, set[str]] | None = None
 
@@ -123,6 +125,9 @@ class Pretence:
                 seen = self.steps.setdefault(output.request_id, [])
                 step = read_decode_step(output, is_first=output.prefill_stats is not None)
                 seen += [step] if step else []
+                if step:
+                    carried = self.rates.setdefault(output.request_id, [])
+                    carried.append(output.spec_decode_metrics.per_step_accepted)
                 if output.spec_decode_metrics and output.spec_decode_metrics.per_step_drafted:
                     carried = self.drafts.setdefault(output.request_id, [])
                     carried.append(output.spec_decode_metrics.per_step_drafted)

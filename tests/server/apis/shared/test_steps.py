@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 
 from eaglegate.engine.speculation.accounting import sum_steps
-from eaglegate.engine.types import DecodeStep, Drafter, Step, StepTrace, UndraftedReason
+from eaglegate.engine.types import (
+    DecodeStep,
+    DepthReason,
+    Drafter,
+    Step,
+    StepTrace,
+    UndraftedReason,
+)
 from eaglegate.text.events import FinishReason
 
 MESSAGES = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50}
@@ -93,6 +100,25 @@ async def test_a_lookup_is_named(lab):
     ]
     steps = read_whole((await lab.chat(return_steps=True)).json)
     assert [step.get("drafter") for step in steps] == [None, "lookup", None]
+
+
+async def test_a_planned_step_has_the_rates_of_every_depth(lab):
+    lab.tool_parser = lab.reasoning_parser = None
+    ids = lab.renderer.encode("one two three", False)[:2]
+    probe = DecodeStep(0, 0, 1, 0, UndraftedReason.PLANNED, DepthReason.PROBE)
+    lab.engine.script = [
+        Step(tuple(ids[:1]), traces=(StepTrace(1.0),)),
+        Step(
+            tuple(ids[1:]),
+            decode=(probe,),
+            traces=(StepTrace(2.0, (), (100.5, 90.0), 0.2),),
+            finish=FinishReason.LENGTH,
+        ),
+    ]
+    first, step = read_whole((await lab.chat(return_steps=True)).json)
+    assert not {"rates", "token_price"} & first.keys()
+    assert (step["kind"], step["reason"], step["planned"]) == ("plain", "planned", "probe")
+    assert (step["rates"], step["token_price"]) == ([100.5, 90.0], 0.2)
 
 
 @pytest.mark.parametrize("url", BODIES)
