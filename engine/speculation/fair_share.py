@@ -208,17 +208,22 @@ class FairShare:
         alone_s = self._find_alone((len(latency_rows), depth, depth))
         self._since_alone += 1
         self._attempts = self._attempts + 1 if alone_s is None else 0
+        # Unknown: nothing can be charged before a step alone is timed, so others wait, but not for
+        # ever: where prompts cannot be split, no step is alone.
         if 0 < self._attempts <= ATTEMPTS:
             return self._leave_out(other_rows)
         self._save(bool(other_rows), prompt > 0, self._get_slack(latency_rows, alone_s))
+        # Due: the time is measured again, sooner while it decides who waits.
         if self._since_alone >= ALONE_EVERY[not self._limits]:
-            # Where prompts cannot be split, no step is alone: a few attempts, and again later.
+            # A few attempts here, too, and again later.
             self._since_alone = max(self._since_alone, ALONE_EVERY[1])
             if self._since_alone >= ALONE_EVERY[1] + ATTEMPTS - 1:
                 self._since_alone = 0
             return self._leave_out(other_rows)
+        # Known: others get what the account can pay.
         ration, step_rows = self._divide_rows(other_rows)
         if prompt:
+            # A smaller piece waits until the account pays for one worth its step.
             max_prompt = self.prices.count_prompt_tokens(self._reading)
             is_enough = max_prompt >= min(prompt, CHUNK)
             ration.prompt = min(prompt, max_prompt) if is_enough else 0
@@ -314,6 +319,7 @@ class FairShare:
         waiting_rows: Sequence[DecodingRow] = ()
         row, draft = self.prices.get_rows(1, 0), self.prices.get_rows(0, 1)
         time = self._decoding - row * len(rows)
+        # Rounding must not hold a request that an account filled to its price (``_save``) can pay.
         if time < -1e-9:
             count = int(max(0.0, self._decoding) / row + 1e-9)
             turns = self._list_by_turn(rows)
@@ -376,7 +382,7 @@ class FairShare:
     ) -> None:
         """Charge keys for the turns of their requests. A key that comes back starts level with the
         others, or behind them if it had had more when it left."""
-        if not others_wait:
+        if not others_wait:  # all had their turn, so nobody is ahead any more
             self._turns.clear()
             return
         keys = {self._find(row.name).key for row in rows}

@@ -121,6 +121,8 @@ class SecondLookups(Lookups):
             for request in requests
             if not request.is_prefill_chunk
         }
+        # The worker alone knows the tokens. vLLM schedules as many as a request has placeholders,
+        # so they are added before it plans the step.
         for name, width in self._choose_widths(num_drafts).items():
             if width > num_drafts[name]:
                 self._scheduler.requests[name].spec_token_ids = [-1] * width

@@ -273,6 +273,9 @@ class Auditor(AuditPace):
         self._waiting.clear()
 
     async def _wait_for_room(self, start: float) -> bool:
+        # Patience is for the answer, from its end on: it expires in the queue as well. The wait for
+        # an idle engine begins with each piece anew. After it a piece runs beside requests, if a
+        # second budget pays, too: it saves little, so that a quiet hour pays for no burst.
         wait_start = self.clock()
         while (now := self.clock()) - start < PATIENCE_S:
             is_patient = now - wait_start >= IDLE_S

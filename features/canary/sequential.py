@@ -131,8 +131,13 @@ def find_interval(
         math.sqrt(w) * (difference.value - mean)
         for w, difference in zip(weights, differences, strict=True)
     ]
+    # n and the sum of weights; blocks that resemble each other count as fewer independent ones.
     dependence = measure_dependence(residuals) if dependent else 1.0
     independent, information = count / dependence, total / dependence
+    # The e-process of the t statistic, with s = t^2 / (n - 1) and scale = 1 + information * spread:
+    #     E = scale^(-1/2) * ((1 + s) / (1 + s / scale))^(n / 2)
+    # The interval holds the means with E < 1 / alpha. At its ends (1 + s) / (1 + s / scale) is
+    # ``growth``. That fraction stays below ``scale`` for every t, so the interval may be infinite.
     scale = 1 + information * spread
     growth = (math.sqrt(scale) / alpha) ** (2 / independent)
     if growth >= scale or independent <= 1:
@@ -140,6 +145,7 @@ def find_interval(
     squared_t = (independent - 1) * (growth - 1) / (1 - growth / scale)
     squares = math.fsum(residual * residual for residual in residuals)
     deviation = max(math.sqrt(squares / (count - 1)), floor * math.sqrt(total / count))
+    # t = distance from the mean / (deviation / sqrt(information)), solved for the distance.
     reach = deviation * math.sqrt(squared_t / information)
     return Interval(mean, mean - reach, mean + reach, count)
 

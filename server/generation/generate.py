@@ -100,6 +100,9 @@ async def generate(
     deadline = Deadline(job.caller.timeout_s, arrival)
     requester, charge = job.caller.to_requester(deadline.at), job.caller.charge
     refusals, times = _RefusalReport(observer, job), RequestTimes()
+    # Refusals end at two places: here, where no ticket must be given back yet, and at admission.
+    # Errors after that are endings of an observed request. ``enter`` awaits nothing, so no deadline
+    # could end it; it refuses by itself what would wait longer.
     with refusals:
         place = pipeline.admission.enter(requester)
     with place:
@@ -113,6 +116,8 @@ async def generate(
                     num_echoed = sum([len(request.prompt) for request in requests])
                     charge.hold_echo(num_echoed, _count_echoed_logprobs(job))
                 charge.reserve(num_prompt, job.question.sampling.max_tokens * len(requests) or None)
+                # After ``reserve``, which may refuse: an accepted response is stored. Before
+                # ``admit``, because its client shall not wait for a place.
                 if accept is not None:
                     await accept()
                 await place.admit(len(requests), num_prompt)

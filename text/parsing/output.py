@@ -93,8 +93,10 @@ class Fence:
     def _settle_ticks(self) -> int:
         """Return ``_num_open`` as it will be if no more backticks follow."""
         num, num_open = self._num_ticks, self._num_open
+        # In a fence backticks are code, and three at the beginning of a line are a fence.
         if not num or self._mark or (num >= 3 and self._begins_line):
             return num_open
+        # Only as many backticks as opened the code close it; others are part of it.
         return 0 if num == num_open else num_open or num
 
     def end_line(self) -> None:
@@ -146,6 +148,7 @@ class Framed:
         self.fence = Fence()
 
     def write(self, text: str) -> None:
+        # The separator waits for the next piece, which may begin with white space of its own.
         if self._break:
             text, self._break = ("" if text[:1].isspace() else self._break) + text, ""
         if self.fence.concerns(text):
@@ -167,6 +170,7 @@ class Framed:
 
     def _opening(self, text: str) -> str:
         """Return the first piece that is not blank, with the blanks before it; "" until then."""
+        # A label may come in pieces, so all text is held while it could still become one.
         if self.label:
             text = "".join([*self._held, text])
             self._held.clear()
@@ -286,6 +290,7 @@ class Calls:
         self._text = FreeText() if name in self._custom else None
         if not self._muted:
             custom = self._text is not None
+            # A call of a tool that nobody offers may be text of the call before it.
             if self._tools.names and self._tools.find(name) is None:
                 self._out.doubt_fragile()
             self._out.event(ToolCallStart(self.num - 1, self._unique(id), name, custom))
@@ -338,6 +343,7 @@ class Calls:
         if not "".join(self._parts).strip():
             self.write("{}")
         outcome = self._judge()
+        # Closing brackets would make a call of incomplete values valid.
         if outcome is Outcome.MALFORMED and self._raw and not self._spoiled:
             outcome = self._close_brackets()
         self._end(self._trust(outcome))
@@ -368,6 +374,7 @@ class Calls:
 
     def _trust(self, outcome: Outcome) -> Outcome:
         """Return the outcome, or MALFORMED for an ambiguous call."""
+        # An unknown tool is not run in any case, and says more about what went wrong.
         is_kept = not self._spoiled or outcome is Outcome.UNKNOWN_TOOL
         return outcome if is_kept else Outcome.MALFORMED
 
@@ -383,6 +390,7 @@ class Calls:
         if not self._muted:
             source = self._out.spell("".join(self._raw)) if self._repairs else None
             end = ToolCallEnd(self.num - 1, outcome, tuple(self._repairs), source)
+            # These repairs guess where the call ends: text after it may belong to it.
             closing = {Repair.MISSING_BRACKET, Repair.TRAILING_COMMA}.intersection(self._repairs)
             is_fragile = self._is_fragile or bool(closing)
             self._out.hold(end, is_fragile)

@@ -86,10 +86,12 @@ def modernise(schema: Any, depth: int = 0) -> Any:
     if not isinstance(schema, dict) or depth > MAX_MODERNISED:
         return schema
     translation = walk_schema(schema, lambda part: modernise(part, depth + 1))
+    # Drafts before 2020-12: ``items`` as a list is a tuple, and ``additionalItems`` follow it.
     if isinstance(translation.get("items"), list):
         translation["prefixItems"] = translation.pop("items")
         if "additionalItems" in translation:
             translation["items"] = translation.pop("additionalItems")
+    # Draft 4: ``exclusiveMinimum: true`` makes ``minimum`` exclusive, and false says nothing.
     for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if (
             isinstance(translation.get(exclusive), bool)
@@ -338,6 +340,7 @@ def _find_kinds(
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return frozenset()
     if id(schema) not in kinds_by_id:
+        # A schema that refers to itself meets this entry, and adds no type.
         kinds_by_id[id(schema)] = frozenset()
         kinds_by_id[id(schema)] = _read_kinds(schema, root, depth + 1, kinds_by_id)
     return kinds_by_id[id(schema)]
@@ -351,7 +354,7 @@ def _read_kinds(
     branch_kinds = [
         _find_kinds(part, root, depth, kinds_by_id) for part in _branches(schema, "anyOf", "oneOf")
     ]
-    if branch_kinds and all(branch_kinds):
+    if branch_kinds and all(branch_kinds):  # a branch that names no type allows every one
         return frozenset[str]().union(*branch_kinds)
     target = resolve(schema["$ref"], root) if "$ref" in schema else None
     if types := _find_kinds(target, root, depth, kinds_by_id):
@@ -488,11 +491,12 @@ class Effort:
             return self._counts[pair]
         if len(self._counts) >= MAX_PAIRS:
             raise TooMuchWork("too many schemas for one value")
-        self._counts[pair] = 0
+        self._counts[pair] = 0  # open: whoever meets it again below does so without an end
         if "patternProperties" in schema and isinstance(value, dict):
             self._look(len(value))
         work = _weight(schema, value)
         in_place = sum(self._visit(part, value) for part in self._in_place(schema))
+        # The validator asks every branch again for each member that may be unevaluated.
         if "unevaluatedProperties" in schema and isinstance(value, dict):
             in_place *= 1 + len(value)
         work += in_place
@@ -556,6 +560,7 @@ def _members(schema: Mapping[str, Any], value: Mapping[str, Any]) -> Iterator[tu
     ]
     patterns = schema.get("patternProperties")
     wildcards += patterns.values() if isinstance(patterns, dict) else ()
+    # The shorter side is walked: a schema of 1,000 members costs nothing on an empty object.
     if len(members) < len(value):
         yield from ((members[name], value[name]) for name in members if name in value)
     else:

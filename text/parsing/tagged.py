@@ -405,12 +405,16 @@ class CallValue(Tagged):
         assert buffer is not None
         ends = self._find_ends(text := self._whole(self._text))
         end = ends.last
+        # Cut behind a call's end: only the beginning of a call's frame, or a call that opened
+        # there, shows that the value was over. Other text may be its rest.
         if end and is_cut and not self._closing.begins_behind(text[ends.behind :].lstrip()):
             has_call = any(
                 kind is _Mark.OPEN and position >= ends.behind for kind, position, _ in buffer.marks
             )
             end = end if has_call else None
         is_doubtful = ends.is_doubtful
+        # Every end was opened in the text: the first place where the text closed counts. A cut
+        # output may have lost the end that was meant.
         if end is None and not is_cut:
             end, is_doubtful = buffer.closed, buffer.in_doubt
         if end is None:

@@ -251,6 +251,8 @@ class KeyValues:
             key_ends = context.follow(key_ends, self.key_end)
         key = context.follow({NAME: key_ends}, self.key)
         words = context.follow({**key, **ends, **calls, **section_end}, self.value_end)
+        # A grammar wrote the call, so no tag is missing. Otherwise what opens the next value or
+        # call ends this one as well, and ends of calls may be quoted.
         if context.sound:
             return Closing(words)
         opening, key_words, call_ends = (
