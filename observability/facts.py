@@ -155,11 +155,10 @@ class DraftSwapped(Struct, frozen=True):
 
 
 class ParserChosen(Struct, frozen=True):
-    """A parser reads answers; ``source`` tells where it comes from."""
+    """A parser reads the tool calls or the reasoning of answers."""
 
     purpose: str
     parser: str
-    source: str
 
 
 class GatewayStarted(Struct, frozen=True):

@@ -105,9 +105,7 @@ class Settings:
     repair_tool_calls: bool = setting(
         True, "repair arguments of tool calls that have only one possible meaning"
     )
-    vllm_parser_fallback: bool = setting(
-        False, "read formats that have no parser here with vLLM's own parser of that name"
-    )
+    vllm_parser_fallback: bool = setting(False, "without effect; 0.4.0 will not accept it")
     enable_auto_tool_choice: bool = setting(
         False, "accepted for compatibility with vllm serve; a tool-call parser is enough"
     )

@@ -281,13 +281,13 @@ class ToolCalls(MetricGroup):
         )
         self._parser = self.gauge(
             "parser_info",
-            "Always 1; the parser of answers. source is eaglegate, or vllm for the fallback",
+            "Always 1; the parser of answers. source is eaglegate",
             ("purpose", "parser", "source"),
         )
         self.on(ParserChosen, self._set_parser)
 
     def _set_parser(self, fact: ParserChosen) -> None:
-        self._parser(fact.purpose, fact.parser, fact.source).set(1)
+        self._parser(fact.purpose, fact.parser, "eaglegate").set(1)
 
     def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:
         calls = Counter(call for record in records for c in record.choices for call in c.tools)

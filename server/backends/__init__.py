@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from eaglegate.engine.supervision.pool import EnginePool
     from eaglegate.engine.types import EngineInfo
     from eaglegate.server.generation.trials import ConstraintProbe
-    from eaglegate.text.parsing.parser import ParserFallback
     from eaglegate.text.parsing.vocabulary import Vocabulary
     from eaglegate.text.rendering.base import Renderer
 
@@ -48,11 +47,6 @@ class Backend(Protocol):
 
     @property
     def reasoning_parser(self) -> str | None: ...
-
-    @property
-    def fallback(self) -> ParserFallback | None:
-        """Reads answers whose format has no parser here; None if all formats have one."""
-        ...
 
     @property
     def spec_metrics(self) -> str:

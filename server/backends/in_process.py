@@ -30,8 +30,6 @@ from eaglegate.server.backends.line import Arguments, CommandLine, read_engine_a
 from eaglegate.server.backends.plan import find_excess_depth, refuse_unknown_parsers
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.settings import Settings
-from eaglegate.text.parsing.parser import ParserFallback
-from eaglegate.text.parsing.registry import find_unknown_parsers
 from eaglegate.text.parsing.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -77,7 +75,6 @@ class InProcessBackend:
             raise ConfigError(message) from error
         self.vocabulary = Vocabulary.from_transformers(self.renderer.tokenizer)
         self.reasoning_parser = arguments.reasoning_parser or settings.reasoning_parser
-        self.fallback = self._find_fallback(settings)
         self.spec_metrics: str = arguments.per_request_spec_decode_metrics
         self.probe = GrammarProbe(
             arguments.tokenizer or arguments.model, arguments.trust_remote_code
@@ -86,25 +83,6 @@ class InProcessBackend:
             "configuration": configuration_end - start,
             "tokenizer": time.monotonic() - configuration_end,
         }
-
-    def _find_fallback(self, settings: Settings) -> ParserFallback | None:
-        """Return vLLM's own parsers if one of the configured names has no parser here. Raises
-        ConfigError.
-        """
-        tools, reasoning = settings.tool_call_parser, self.reasoning_parser or None
-        unknown = find_unknown_parsers(tools, reasoning)
-        if not unknown:
-            return None
-        from eaglegate.engine.vllm_backend.parser_fallback import VllmParsers
-
-        self._progress(
-            f"warning: no parser here for {' and '.join(unknown)}: vLLM's own parsers read all "
-            "answers, and the rules of docs/parsers.md do not apply"
-        )
-        try:
-            return VllmParsers(self.renderer.tokenizer, tools, reasoning)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from eaglegate.server.errors import ConfigError
@@ -39,7 +39,7 @@ def plan_gateway(settings: Settings, source: Any) -> GatewayPlan:
         ("reasoning", reasoning, reasoning_format),
     ):
         parsers[purpose] = name or "none"
-        if not name or settings.vllm_parser_fallback:  # vLLM may have one
+        if not name:
             continue
         try:
             resolve(name)
@@ -68,17 +68,7 @@ def find_excess_depth(depth: int | None, speculation: Mapping[str, Any] | None) 
         )
 
 
-def refuse_unknown_parsers(settings: Settings, source: Any, no_vllm: str = "") -> None:
-    """Raise ConfigError for unknown parsers; ``no_vllm`` says why vLLM's own parsers cannot be
-    used.
-    """
-    if settings.vllm_parser_fallback and not no_vllm:
-        return
-    local_settings = replace(settings, vllm_parser_fallback=False)
-    unknown = [*plan_gateway(local_settings, source).unknown]
-    if unknown and settings.vllm_parser_fallback:
-        unknown.append(f"--vllm-parser-fallback cannot help: {no_vllm}")
-    elif unknown and not no_vllm:
-        unknown.append("--vllm-parser-fallback reads such a format with vLLM's own parser")
-    if unknown:
+def refuse_unknown_parsers(settings: Settings, source: Any) -> None:
+    """Raise ConfigError for names without a parser."""
+    if unknown := plan_gateway(settings, source).unknown:
         raise ConfigError("; ".join(unknown))

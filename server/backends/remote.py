@@ -53,7 +53,7 @@ class RenderingBackend:
     def __init__(self, line: CommandLine, progress: Callable[[str], None]) -> None:
         settings, arguments = line.settings, line.model
         assert arguments is not None
-        refuse_unknown_parsers(settings, arguments, "this gateway has no vLLM")
+        refuse_unknown_parsers(settings, arguments)
         start = time.monotonic()
         progress("reading the tokenizer and the chat template")
         with _name_model(arguments.model):
@@ -63,7 +63,6 @@ class RenderingBackend:
         self.start_s = {"tokenizer": time.monotonic() - start}
         self.reasoning_parser = settings.reasoning_parser
         self.probe = None
-        self.fallback = None
         self.drafts = None
         self.fleet: Fleet | None = None
         self.spec_metrics = arguments.per_request_spec_decode_metrics

@@ -303,7 +303,7 @@ class Visit:
         """Generate and parse an answer. Raises EngineError and GatewayError."""
         parsers = self.probe.parsers
         answer = await self._ask(prompt, ANSWER_TOKENS, parsers.constrain(question, prompt))
-        parser, fold = parsers.make(question, prompt.starts_in, prompt.token_ids), AnswerFold()
+        parser, fold = parsers.make(question, prompt.starts_in), AnswerFold()
         finish = answer.finish or FinishReason.LENGTH
         for event in [*parser.feed(answer.token_ids), *parser.flush(finish)]:
             fold.add(event)

@@ -123,6 +123,8 @@ class ServeCommand:
         self._operator_url = format_url(self._listeners[-1], self._tls)
         if warning := describe_exposure(settings, keys):
             progress(warning)
+        if settings.vllm_parser_fallback:
+            progress("note: --vllm-parser-fallback has no effect; 0.4.0 will not accept it")
         make_backend = load_backend(line.backend)
         self._start_s = {"imports": progress.elapsed_s}
         backend: Backend = make_backend(line, progress)
@@ -437,7 +439,6 @@ def _make_parsers(backend: Backend, settings: Settings) -> ParserFactory:
         settings.tool_call_parser,
         backend.reasoning_parser,
         settings.repair_tool_calls,
-        backend.fallback,
     )
 
 

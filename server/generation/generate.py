@@ -326,7 +326,7 @@ def _make_requests(job: Job, pipeline: Pipeline, prompts: Sequence[Prompt]) -> l
 
 
 def _make_reader(job: Job, pipeline: Pipeline, prompt: Prompt) -> _ChoiceReader:
-    parser = pipeline.parsers.make(job.question, prompt.starts_in, prompt.token_ids)
+    parser = pipeline.parsers.make(job.question, prompt.starts_in)
     tracer = StepTracer(pipeline.info.accounts_at_end) if job.display.return_steps else None
     return _ChoiceReader(job.question, job.display, parser, Account(), prompt, tracer)
 

@@ -17,9 +17,9 @@ from eaglegate.engine.types import Constraint
 from eaglegate.server.errors import InvalidRequest
 from eaglegate.server.generation.job import Prompt, Question, ToolPolicy
 from eaglegate.text.events import Phase
-from eaglegate.text.parsing.answer import fit_reasoning, make_fallback_parser, make_parser
+from eaglegate.text.parsing.answer import fit_reasoning, make_parser
 from eaglegate.text.parsing.message import CallFrame, ReasoningFormat, TagNode, matching
-from eaglegate.text.parsing.parser import Parser, ParserFallback
+from eaglegate.text.parsing.parser import Parser
 from eaglegate.text.parsing.registry import find_frame, framed_names, tool_format
 from eaglegate.text.parsing.schemas import find_cycle, modernise
 from eaglegate.text.parsing.vocabulary import Vocabulary
@@ -299,8 +299,6 @@ class ParserFactory:
     reasoning_parser: str | None
     repairs: bool = True
     """True if a call's arguments are repaired where that is safe (docs/parsers.md)."""
-    fallback: ParserFallback | None = None
-    """Reads all answers if one of the configured names has no parser here."""
     reasoning: ReasoningFormat = field(init=False)
     """Format in which the model marks its reasoning."""
     _openings: tuple[str, ...] = field(init=False)
@@ -308,19 +306,17 @@ class ParserFactory:
 
     def __post_init__(self) -> None:
         """Find the formats. Raises UnknownParser, which lists the known names."""
-        is_primary = self.fallback is None
-        reasoning = fit_reasoning(self.reasoning_parser if is_primary else None, self.vocabulary)
+        reasoning = fit_reasoning(self.reasoning_parser, self.vocabulary)
         openings = reasoning.openings
-        if is_primary and self.tool_parser is not None:
+        if self.tool_parser is not None:
             openings = (*openings, *filter(None, [tool_format(self.tool_parser).opening]))
         object.__setattr__(self, "reasoning", reasoning)
         object.__setattr__(self, "_openings", openings)
 
-    def describe(self) -> list[tuple[str, str, str]]:
-        """Return the purpose, name and origin of each parser."""
-        source = "eaglegate" if self.fallback is None else "vllm"
+    def describe(self) -> list[tuple[str, str]]:
+        """Return the purpose and name of each parser."""
         parsers = (("tool_calls", self.tool_parser), ("reasoning", self.reasoning_parser))
-        return [(purpose, name, source) for purpose, name in parsers if name]
+        return [(purpose, name) for purpose, name in parsers if name]
 
     @property
     def pieces(self) -> Mapping[int, bytes]:
@@ -355,11 +351,9 @@ class ParserFactory:
         phase = Phase.REASONING if opening > closing else Phase.CONTENT
         return Prompt(tuple(token_ids), phase, closing > opening)
 
-    def make(self, question: Question, phase: Phase, prompt: Sequence[int] = ()) -> Parser:
+    def make(self, question: Question, phase: Phase) -> Parser:
         """Create the parser of one choice. Calls are only parsed if tools may be called."""
         policy = question.tool_policy
-        if self.fallback is not None and question.parses:
-            return self._make_fallback(self.fallback, question, prompt)
         is_sound = holds_calls(question)
         return make_parser(
             self.vocabulary,
@@ -375,19 +369,4 @@ class ParserFactory:
             is_sound=is_sound,
             may_spell=is_sound and spells_calls(question),
             repairs=self.repairs,
-        )
-
-    def _make_fallback(
-        self, fallback: ParserFallback, question: Question, prompt: Sequence[int]
-    ) -> Parser:
-        policy = question.tool_policy
-        tools = policy.tools if self.tool_parser and policy.choice != "none" else ()
-        return make_fallback_parser(
-            self.vocabulary,
-            fallback.make(tools or (), prompt),
-            tools=tools,
-            stop=question.stop,
-            include_stop=question.include_stop,
-            parallel=policy.parallel,
-            custom=frozenset(policy.custom),
         )

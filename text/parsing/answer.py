@@ -13,15 +13,8 @@ from eaglegate.text.events import Phase
 from eaglegate.text.parsing.fold import Emitter
 from eaglegate.text.parsing.markers import Delimiters, Lexicon
 from eaglegate.text.parsing.message import NO_TOOLS, ParsingContext, ReasoningFormat, ToolFormat
-from eaglegate.text.parsing.output import Calls, NewId, Output, random_id
-from eaglegate.text.parsing.parser import (
-    DeltaParser,
-    DeltaReader,
-    Parser,
-    Recorder,
-    TextReader,
-    Verbatim,
-)
+from eaglegate.text.parsing.output import Calls, NewId, Output
+from eaglegate.text.parsing.parser import Parser, TextReader, Verbatim
 from eaglegate.text.parsing.quotations import (
     is_fenced,
     read_fenced,
@@ -257,26 +250,6 @@ def _fit_forms(
         structure,
         lexicon.delimiters(*thinking).pattern is not None,
     )
-
-
-def make_fallback_parser(
-    vocabulary: Vocabulary,
-    parser: DeltaParser,
-    *,
-    tools: Sequence[Mapping[str, Any]] | None,
-    stop: tuple[str, ...] = (),
-    include_stop: bool = False,
-    parallel: bool = True,
-    custom: Collection[str] = (),
-) -> Parser:
-    """Make a parser for one answer that reads it with ``parser``, a parser of the engine."""
-    out = Emitter()
-    calls = Calls(out, OfferedTools(tools), random_id, parallel, custom, repairs=False)
-    output, recorder = Output(out, calls), Recorder(vocabulary.decoder())
-    special_ids = {token.id for token in vocabulary.added.values() if token.special}
-    reader = DeltaReader(parser, recorder, output, special_ids)
-    stop_text = StopText(stop, reader.text, include_stop) if stop else None
-    return Parser({}, recorder, reader, output, stop_text, singly=True)
 
 
 def fit_reasoning(name: str | None, vocabulary: Vocabulary) -> ReasoningFormat:

@@ -1,32 +1,16 @@
-"""Parser of one answer: token ids in, events out, however the ids are split.
-
-``DeltaReader`` reads answers with a parser of the engine, for formats that have no routine here.
-Its events are handled like our own: stop strings, outcomes of calls, custom tools and
-``parallel_tool_calls`` work. Nothing else in docs/parsers.md applies to it.
-"""
+"""Parser of one answer: token ids in, events out, however the ids are split."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-from eaglegate.text.events import (
-    ContentDelta,
-    FinishReason,
-    ParserEvent,
-    Phase,
-    ReasoningDelta,
-    ToolCallDelta,
-    ToolCallStart,
-)
+from eaglegate.text.events import FinishReason, ParserEvent, Phase
 from eaglegate.text.parsing.fold import Emitter
 from eaglegate.text.parsing.markers import FRAGMENT
 from eaglegate.text.parsing.output import Output
 from eaglegate.text.parsing.stop import StopText
 from eaglegate.text.parsing.vocabulary import Decoder
-
-logger = logging.getLogger(__name__)
 
 _REASONING = Phase.REASONING
 """Phase.REASONING, cached: for every token, looking it up would cost more than the test itself."""
@@ -40,14 +24,6 @@ class TextReader(Protocol):
     def marker(self, marker: str) -> None: ...
 
     def end(self, by_model: bool) -> None: ...
-
-
-class TokenDecoder(Protocol):
-    """Source of the text of a parser's tokens."""
-
-    def text(self, token_ids: Sequence[int]) -> str: ...
-
-    def flush(self) -> str: ...
 
 
 class Verbatim:
@@ -73,7 +49,7 @@ class Parser:
     def __init__(
         self,
         structure: Mapping[int, str | None],
-        decoder: TokenDecoder,
+        decoder: Decoder,
         reader: TextReader,
         output: Output,
         stop: StopText | None,
@@ -176,100 +152,3 @@ class Parser:
         phase = self._output.phase
         self._reader.marker(marker)
         self.reasoning_tokens += phase is _REASONING or self._output.phase is _REASONING
-
-
-class DeltaParser(Protocol):
-    """Foreign parser that makes events from one answer, except the ends of calls."""
-
-    def feed(self, text: str, token_ids: Sequence[int], is_finished: bool) -> list[ParserEvent]: ...
-
-
-class ParserFallback(Protocol):
-    """Factory of a ``DeltaParser`` for each answer."""
-
-    def make(self, tools: Sequence[Mapping[str, Any]], prompt: Sequence[int]) -> DeltaParser: ...
-
-
-class Recorder:
-    """Decoder that remembers the tokens whose text has not been taken."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
-        self.flush = decoder.flush
-        self.token_ids: list[int] = []
-
-    def text(self, token_ids: Sequence[int]) -> str:
-        self.token_ids += token_ids
-        return self._decoder.text(token_ids)
-
-    def take(self) -> list[int]:
-        token_ids, self.token_ids = self.token_ids, []
-        return token_ids
-
-
-class DeltaReader:
-    """Reader that passes text to a foreign parser, and the parser's events to the output.
-
-    A special token is held back until more follows, because the token that ends an answer is not
-    part of its text. If the parser raises, the rest of the answer is content.
-    """
-
-    def __init__(
-        self, parser: DeltaParser, recorder: Recorder, output: Output, special: Collection[int]
-    ) -> None:
-        self._parser: DeltaParser | None = parser
-        self._recorder = recorder
-        self._output = output
-        self._special = special
-        self._held: tuple[str, list[int]] | None = None
-
-    def text(self, text: str) -> None:
-        token_ids = self._recorder.take()
-        if self._held is not None:
-            self._feed(*self._held)
-            self._held = None
-        if len(token_ids) == 1 and token_ids[0] in self._special:
-            self._held = text, token_ids
-        else:
-            self._feed(text, token_ids)
-
-    def marker(self, marker: str) -> None:
-        """Do nothing: marker tokens are text here."""
-
-    def end(self, by_model: bool) -> None:
-        if self._held is not None and not by_model:
-            self._feed(*self._held)
-        self._feed("", [], is_finished=True)
-        if self._output.calls.open:
-            self._output.calls.end(by_model)
-
-    def _feed(self, text: str, token_ids: list[int], is_finished: bool = False) -> None:
-        if self._parser is None:
-            self._output.content.write(text)
-            return
-        try:
-            events = self._parser.feed(text, token_ids, is_finished)
-        except Exception as error:  # whatever it is, the answer continues
-            logger.warning("the fallback parser failed (%s): the rest becomes content", type(error))
-            self._parser = None
-            self._output.content.write(text)
-            return
-        for event in events:
-            self._write(event)
-
-    def _write(self, event: ParserEvent) -> None:
-        output, calls = self._output, self._output.calls
-        match event:
-            case ReasoningDelta(text):
-                output.phase = Phase.REASONING
-                output.reasoning.write(text)
-            case ContentDelta(text):
-                output.phase = Phase.CONTENT
-                output.content.write(text)
-            case ToolCallStart(_, id, name):
-                output.phase = Phase.TOOL_CALL
-                if calls.open:
-                    calls.close()
-                calls.begin(name, id or None)
-            case ToolCallDelta(_, arguments) if calls.open:
-                calls.write(arguments)

@@ -211,12 +211,6 @@ def thinking_names() -> list[str]:
     return [names.split()[0] for names, _ in _THINKING]
 
 
-def find_unknown_parsers(tool_parser: str | None, reasoning: str | None) -> list[str]:
-    """Return the given names that have no parser here."""
-    choices = ((tool_parser, TOOL_PARSERS), (reasoning, REASONING_PARSERS))
-    return [name for name, table in choices if name is not None and name not in table]
-
-
 def tool_format(name: str) -> ToolFormat:
     entry = _load(name, TOOL_PARSERS, "tool call parser")
     assert isinstance(entry, ToolFormat)
