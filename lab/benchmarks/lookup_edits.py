@@ -28,11 +28,10 @@ import mistral_common
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
 from eaglegate.engine.speculation.lookup.chooser import LookupChooser
-from eaglegate.engine.speculation.lookup.index import SLICE
+from eaglegate.engine.speculation.lookup.index import SLICE, LookupIndex
 from eaglegate.engine.speculation.lookup.twin import TWIN_TOKENS, write_twins
 from eaglegate.engine.speculation.planner import DepthPlanner
 from eaglegate.engine.speculation.step_cost import ObservedStep
-from eaglegate.lab.measure.lookup_index import propose
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER = Path(mistral_common.__file__).parent / "data" / "tekken_240911.json"
@@ -200,16 +199,24 @@ def make_sessions(count: int) -> dict[str, list[Session]]:
 def make_session(prompt: str, answer: str, twin: str, seed: int) -> Session:
     session = Session(encode(prompt), encode(answer)[:3000], encode(twin)[-TWIN_TOKENS:])
     rng = random.Random(seed)
-    rights = [
-        proposal is not None and proposal.hits > 0
-        for proposal in propose(session.prompt, session.answer, 1)
-    ]
-    for right in rights:
+    for right in list_right_lookups(session):
         hits, acceptance = 0, BESIDE if right else ELSEWHERE
         while hits < DEPTH and rng.random() < acceptance[hits]:
             hits += 1
         session.hits.append(hits)
     return session
+
+
+def list_right_lookups(session: Session) -> Iterator[bool]:
+    """Yield for each position of the answer whether a lookup's next token is right."""
+    known = [*session.prompt]
+    index = LookupIndex(known, len(known))
+    while index.build(SLICE):
+        pass
+    for token in session.answer:
+        index.follow()
+        yield index.position >= 0 and known[index.position] == token
+        known.append(token)
 
 
 @dataclass

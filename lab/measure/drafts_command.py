@@ -1,11 +1,9 @@
 """``eaglegate drafts compare``: find the best draft for captured traffic, without serving any.
 
 eaglegate drafts compare CAPTURE --draft old=DIR --draft new=DIR [--target MODEL] --out FOLDER
-eaglegate drafts compare CAPTURE --lookup 8 [--target MODEL] --out FOLDER
 
 The target reads every captured answer once, and every draft is unrolled at every position of it.
-After an interruption, the same command continues. With --lookup no model runs: the gain of lookups
-in the conversation's own text, beside the draft that served, follows from the captured steps.
+After an interruption, the same command continues.
 """
 
 from __future__ import annotations
@@ -43,16 +41,11 @@ from eaglegate.lab.measure.drafts_answers import (
     unroll_all,
 )
 from eaglegate.lab.measure.drafts_report import DraftsReport
-from eaglegate.lab.measure.lookup_answers import Twins, read_lookups
-from eaglegate.lab.measure.lookups import Prices, replay_answers, summarise_lookups
-from eaglegate.lab.measure.lookups_report import LookupsReport
 from eaglegate.lab.measure.report import describe_run
 from eaglegate.observability.captures.files import add_key_file_argument, load_cipher, read_records
 from eaglegate.observability.captures.record import CaptureError
 
 DEPTH = 7
-MAX_LOOKUP = 64
-"""Longest lookup that is estimated, in tokens."""
 DEMO = Path(__file__).parents[2] / "engine" / "demo"
 
 
@@ -61,25 +54,19 @@ def main(argv: Sequence[str]) -> int:
     if not argv or argv[0] != "compare":
         is_wrong = bool(argv) and argv[0] not in ("-h", "--help")
         print("usage: eaglegate drafts compare CAPTURE --draft [LABEL=]FOLDER ... --out FOLDER")
-        print("       eaglegate drafts compare CAPTURE --lookup N --out FOLDER")
         print("       eaglegate drafts log STATE [ID]")
         return 2 if is_wrong else 0
     options = make_parser().parse_args(argv[1:])
     try:
         run = describe_run("drafts", argv)
-        report: LookupsReport | DraftsReport
-        if options.lookup is None:
-            report = DraftsReport(run, summarise(compare(options)))
-        else:
-            report = LookupsReport(run, estimate_lookups(options))
-        write_report(report, options.out)
+        write_report(DraftsReport(run, summarise(compare(options))), options.out)
     except (CompareError, CaptureError, OSError, ValueError) as error:
         print(f"eaglegate drafts: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def write_report(report: DraftsReport | LookupsReport, folder: Path) -> None:
+def write_report(report: DraftsReport, folder: Path) -> None:
     """Write the report to its folder and to the terminal. Raises OSError."""
     report.write(folder)
     print(report.render_text())
@@ -94,19 +81,12 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("capture", type=Path, metavar="CAPTURE", help="a capture file or folder")
-    drafters = parser.add_mutually_exclusive_group(required=True)
-    drafters.add_argument("--draft", action="append", metavar="[LABEL=]FOLDER")
-    drafters.add_argument(
-        "--lookup",
-        type=int,
-        metavar="N",
-        help="estimate lookups of up to N tokens beside the draft that served the capture",
-    )
+    parser.add_argument("--draft", action="append", required=True, metavar="[LABEL=]FOLDER")
     parser.add_argument(
         "--target",
         type=Path,
         default=DEMO / "target",
-        help="folder of the target model; --lookup reads its tokenizer (default: the demo)",
+        help="folder of the target model (default: the demo)",
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
     parser.add_argument(
@@ -192,38 +172,6 @@ def compare(options: argparse.Namespace) -> Tournament:
         options, [contestant for contestant in contestants if not contestant.report.errors], answers
     )
     return Tournament(options, contestants, answers, num_excluded, cost, results)
-
-
-def estimate_lookups(options: argparse.Namespace) -> dict[str, Any]:
-    """Return all results of ``--lookup`` except the description of the run. Raises CompareError."""
-    if not 1 <= options.lookup <= MAX_LOOKUP:
-        raise CompareError(f"--lookup must be from 1 to {MAX_LOOKUP}; given {options.lookup}")
-    for name in ("depth", "threads", "draft_sample_method"):
-        if getattr(options, name) != make_parser().get_default(name):
-            flag = name.replace("_", "-")
-            print(f"eaglegate drafts: --{flag} does not matter with --lookup", file=sys.stderr)
-    table = read_costs(options)
-    prices = Prices.from_table(table, options.batch) if table else Prices()
-    twins = Twins(options.target)
-    records = read_records(options.capture, load_cipher(options.key_file))
-    answers, num_excluded = read_lookups(records, options.lookup, twins, options.limit)
-    if not answers:
-        raise CompareError(
-            f"{options.capture}: no answer has its token ids and decode steps "
-            f"({num_excluded} left out): capture with --capture-mode full"
-        )
-    replay_answers(answers, options.lookup, prices)
-    options.out.mkdir(parents=True, exist_ok=True)
-    return {
-        "capture": str(options.capture),
-        "lookup": options.lookup,
-        "answers": len(answers),
-        "sessions": len({answer.session for answer in answers}),
-        "left_out": num_excluded,
-        "cost": prices.describe(),
-        "twin": twins.describe(),
-        "slices": summarise_lookups(answers),
-    }
 
 
 def read_costs(options: argparse.Namespace) -> CostTable | None:
