@@ -346,3 +346,22 @@ def test_a_target_that_is_not_here_is_refused_by_name(target, tmp_path, capsys):
         main(["--target", target, "--data", str(tmp_path), "--out", str(tmp_path / "out")])
     assert end.value.code == 2
     assert re.search("--target.*(is not on this machine|does not exist)", capsys.readouterr().err)
+
+
+def test_exchanges_come_in_three_forms(tmp_path, tokenizer):
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there"}]
+    rows = [
+        {"prompt_ids": [1, 2], "answer_ids": [3, 4, 5]},
+        {"prompt": "What is 1 + 1?", "answer": "1 + 1 = 2.<|im_end|>"},
+        {"messages": messages},
+        {"prompt_ids": [1], "answer_ids": [2]},
+    ]
+    file = tmp_path / "data.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    corpus = load_exchanges(file, tokenizer, 100)
+    assert len(corpus.lengths) == 3, "the last answer is too short to be judged"
+    start, end = corpus.offsets[2], corpus.offsets[3]
+    marked = corpus.ids[start:end][corpus.weights[start:end] > 0]
+    assert tokenizer.decode(marked) == "Hello there<|im_end|>\n"
+    with pytest.raises(BadData, match="no exchange fits"):
+        load_exchanges(file, tokenizer, 2)
