@@ -6,17 +6,15 @@ import random
 from collections.abc import Callable, Iterator
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from eaglegate.engine.scripted import ScriptedEngine
 from eaglegate.engine.speculation.accounting import intern_step
 from eaglegate.engine.types import EngineRequest, Step, UndraftedReason
 from eaglegate.observability.engine import InstrumentedEngine
-from eaglegate.observability.labels import TelemetrySettings
-from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.middleware import TelemetryMiddleware
 from eaglegate.observability.telemetry import Telemetry
 from eaglegate.text.events import FinishReason
+from tests.observability.scene import make_telemetry
 from tests.server.conftest import Lab
 
 WORDS = "The river runs past the old mill and out to sea while gulls call over it. "
@@ -75,7 +73,7 @@ def counted(telemetry: Telemetry) -> dict[str, float]:
 @pytest.mark.parametrize("seed", range(6))
 async def test_counters_are_the_sum_of_what_was_delivered(seed):
     dice = random.Random(seed)
-    telemetry = Telemetry(GROUPS, TelemetrySettings(models=("demo", "alias")), CollectorRegistry())
+    telemetry = make_telemetry(models=("demo", "alias"))
     lab = Lab()
     ids = lab.renderer.encode(WORDS * 3, False)
     engine = ScriptedEngine(Script(ids, dice, telemetry.settle))

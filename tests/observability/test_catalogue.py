@@ -3,13 +3,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
-
-from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
-from eaglegate.observability.telemetry import Telemetry
 from eaglegate.server.cli.feature_table import list_metric_groups
 from scripts.metric_table import list_metrics, rewrite_document
+from tests.observability.scene import make_telemetry
 
 DOCUMENT = Path(__file__).parents[2] / "docs/metrics.md"
 
@@ -20,16 +17,11 @@ def test_the_document_lists_what_is_declared():
 
 
 def test_everything_registered_is_declared_with_base_units():
-    registry = CollectorRegistry()
-    names = {
-        d.name
-        for d in Telemetry(
-            (*GROUPS, *list_metric_groups()), TelemetrySettings(models=("m",)), registry
-        ).catalogue
-    }
+    telemetry = make_telemetry((*GROUPS, *list_metric_groups()))
+    names = {metric.name for metric in telemetry.catalogue}
     registered = {
         family.name + ("_total" if family.type == "counter" else "")
-        for family in registry.collect()
+        for family in telemetry.registry.collect()
     }
     assert registered == names
     assert not [name for name in names if re.search(r"_(ms|millis|percent|kb|mb)(_|$)", name)]

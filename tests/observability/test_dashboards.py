@@ -10,12 +10,10 @@ from pathlib import Path
 import orjson
 import pytest
 import yaml
-from prometheus_client import CollectorRegistry
 
-from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
-from eaglegate.observability.telemetry import Telemetry
 from eaglegate.server.cli.feature_table import list_metric_groups
+from tests.observability.scene import make_telemetry
 
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = sorted((ROOT / "deploy/grafana/dashboards").glob("*.json"))
@@ -35,9 +33,7 @@ def rules() -> list[dict]:
 @pytest.fixture(scope="module")
 def known() -> set[str]:
     """Every name a query may use: declared metrics, their parts, and recorded series."""
-    declared = Telemetry(
-        (*GROUPS, *list_metric_groups()), TelemetrySettings(models=("m",)), CollectorRegistry()
-    ).catalogue
+    declared = make_telemetry((*GROUPS, *list_metric_groups())).catalogue
     parts = ("", "_bucket", "_sum", "_count")
     names = {
         metric.name + part

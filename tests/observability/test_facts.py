@@ -7,10 +7,8 @@ import logging
 import pytest
 
 from eaglegate.observability.facts import FactBus, StorageFailed
-from eaglegate.observability.labels import TelemetrySettings
-from eaglegate.observability.metrics import GROUPS
-from eaglegate.observability.pages import render_metrics
 from eaglegate.observability.telemetry import Telemetry
+from tests.observability.scene import read
 
 
 def fail(_: StorageFailed) -> None:
@@ -18,9 +16,8 @@ def fail(_: StorageFailed) -> None:
 
 
 def test_a_subscriber_that_raises_is_counted_and_others_receive(
-    caplog: pytest.LogCaptureFixture,
+    telemetry: Telemetry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    telemetry = Telemetry(GROUPS, TelemetrySettings(models=("m",)))
     received: list[StorageFailed] = []
     for receive in (fail, received.append):
         telemetry.facts.subscribe(StorageFailed, receive)
@@ -29,8 +26,7 @@ def test_a_subscriber_that_raises_is_counted_and_others_receive(
             telemetry.facts.publish(StorageFailed())
     assert len(received) == 3
     assert len([record for record in caplog.records if "fail" in record.getMessage()]) == 1
-    series = f'eaglegate_fact_failures_total{{subscriber="{__name__}.fail"}} 3.0'
-    assert series in render_metrics(telemetry.registry).decode()
+    assert read(telemetry, "fact_failures_total", subscriber=f"{__name__}.fail") == 3
 
 
 def test_a_subscriber_that_ends_during_a_fact_keeps_no_other_from_it() -> None:

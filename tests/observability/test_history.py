@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry
 
-from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
+from eaglegate.engine.events import Ending, Finish, Usage
 from eaglegate.engine.speculation.draft_versions import DraftSwap
 from eaglegate.engine.types import (
     DecodeStep,
     EngineInfo,
-    EngineRequest,
-    Sampling,
     SpeculationInfo,
     Step,
 )
@@ -21,11 +18,9 @@ from eaglegate.features.explanations.ring import ExplanationRing
 from eaglegate.observability import history
 from eaglegate.observability.facts import DraftSwapped, EngineLost, EngineStarted
 from eaglegate.observability.history import MOST_SLICES, SLOT_S, SLOTS
-from eaglegate.observability.labels import TelemetrySettings
-from eaglegate.observability.metrics import GROUPS
-from eaglegate.observability.telemetry import Telemetry
 from eaglegate.text.events import ContentDelta, Outcome, ToolCallEnd, ToolCallStart
 from tests.features.explanations.application import make_app
+from tests.observability.scene import begin, make_telemetry
 
 INFO = EngineInfo("m", 4096, 2048, SpeculationInfo("eagle3.1", 3, "draft", "K = 3"))
 
@@ -35,34 +30,21 @@ class Day:
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
-        self.telemetry = Telemetry(
-            GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry(), lambda: self.now
-        )
+        self.telemetry = make_telemetry(clock=lambda: self.now)
         self.telemetry.history.set_wall_clock(lambda: self.now)
         self.ring = ExplanationRing(lambda: self.now)
         follow(self.ring, self.telemetry.facts)
         self.num = 0
 
-    def begin(self, workload: str = "chat"):
+    def answer(self, workload: str = "chat", steps=10, accepted=2, tools=()) -> None:
         self.num += 1
-        id_ = f"r{self.num}"
-        facts = RequestFacts(
-            id_, "chat", "m", "default", workload, "", True, 20, (id_,), self.now, self.now
-        )
-        observation = self.telemetry.begin(facts)
-        sequence, _ = self.telemetry.open_sequence(
-            EngineRequest(id_, (1,), Sampling(max_tokens=9)), "m"
-        )
-        return observation, sequence, id_
-
-    def finish(self, begun, steps=10, accepted=2, step_s=0.01, wait_s=0.1, tools=()) -> None:
-        observation, sequence, id_ = begun
-        self.now += wait_s
+        observation = begin(self.telemetry, id=f"r{self.num}", workload=workload)
+        sequence, tell = observation.sequences["r-0"], observation.choice("r-0")
+        self.now += 0.1
         sequence.add_step(Step((1,)))
-        tell = observation.choice(id_)
         tell(ContentDelta("x"))
         for _ in range(steps):
-            self.now += step_s
+            self.now += 0.01
             account = DecodeStep(3, accepted, accepted + 1)
             sequence.add_step(Step((1,) * (accepted + 1), (account,)))
             tell(ContentDelta("x"))
@@ -71,9 +53,6 @@ class Day:
             tell(ToolCallEnd(at, outcome))
         tell(Finish("stop", Usage(prompt=20, completion=sequence.tokens)))
         observation.end(Ending.COMPLETED)
-
-    def answer(self, workload: str = "chat", **more) -> None:
-        self.finish(self.begin(workload), **more)
 
     def describe(self, *of: str):
         self.telemetry.settle()

@@ -15,19 +15,16 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
-from prometheus_client import CollectorRegistry
 
-from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
+from eaglegate.engine.events import Ending, Finish, Usage
 from eaglegate.engine.scripted import ScriptedEngine, steps
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.observability.engine import InstrumentedEngine
-from eaglegate.observability.labels import TelemetrySettings
-from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.middleware import AccessLog, TelemetryMiddleware
-from eaglegate.observability.telemetry import Telemetry
 from eaglegate.observability.tracing import OpenTelemetry
 from eaglegate.text.events import ContentDelta
+from tests.observability.scene import begin, make_telemetry
 
 SECRET = "the prompt nobody may read"
 
@@ -36,7 +33,7 @@ class Gateway:
     """The parts of a server that a request needs: begin, step, event, end, answer."""
 
     def __init__(self, *, stream: bool, ending: Ending = Ending.COMPLETED, status: int = 200):
-        self.telemetry = Telemetry(GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry())
+        self.telemetry = make_telemetry()
         self.scripted = ScriptedEngine(steps(range(9), cuts=[1, 4, 4]))
         self.engine = InstrumentedEngine(self.scripted, self.telemetry)
         self.stream, self.ending, self.status = stream, ending, status
@@ -65,11 +62,9 @@ class Gateway:
         await send({"type": "http.response.body", "body": b"{}"})
 
     async def _generate(self):
-        now = self.telemetry.clock()
-        facts = RequestFacts(
-            "chatcmpl-1", "chat", "m", "default", "chat", "", self.stream, 12, ("s",), now, now
+        observation = begin(
+            self.telemetry, "s", id="chatcmpl-1", stream=self.stream, prompt_tokens=12
         )
-        observation = self.telemetry.begin(facts)
         async with aclosing(
             read_steps(self.engine.generate, EngineRequest("s", (1,), Sampling(max_tokens=99)))
         ) as stream:

@@ -8,23 +8,20 @@ from types import SimpleNamespace
 import httpx
 import orjson
 import pytest
-from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
-from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
+from eaglegate.engine.events import Ending, Finish, Usage
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import DecodeStep, Step
-from eaglegate.observability.labels import TelemetrySettings
-from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.pages import MIN_AT_RISK, compute_conditional_slope, make_routes
 from eaglegate.observability.problems import find_problem
 from eaglegate.observability.telemetry import Telemetry
 from eaglegate.text.events import ContentDelta, ReasoningDelta
+from tests.observability.scene import begin, make_telemetry
 
 
 class Now:
-    def __init__(self) -> None:
-        self.value = 1000.0
+    value = 1000.0
 
     def __call__(self) -> float:
         return self.value
@@ -37,7 +34,7 @@ def now() -> Now:
 
 @pytest.fixture
 def telemetry(now) -> Telemetry:
-    return Telemetry(GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry(), clock=now)
+    return make_telemetry(clock=now)
 
 
 async def get(telemetry: Telemetry, path: str) -> httpx.Response:
@@ -61,12 +58,8 @@ async def test_the_page_has_the_headlines_of_further_parts(telemetry):
 def request(
     telemetry: Telemetry, now: Now, accepted: int, steps: int = 20, images: int = 0
 ) -> None:
-    times = now.value, now.value
-    facts = RequestFacts(
-        "r", "chat", "m", "default", "chat", "", False, 600, ("r-0",), *times, images=images
-    )
-    observation = telemetry.begin(facts)
-    sequence, _ = telemetry.open_sequence(_Named("r-0"), "m")
+    observation = begin(telemetry, prompt_tokens=600, images=images)
+    sequence = observation.sequences["r-0"]
     sequence.add_step(Step((1,)))
     observation.choice("r-0")(ReasoningDelta("hm"))
     for _ in range(steps):
@@ -76,11 +69,6 @@ def request(
         observation.choice("r-0")(ContentDelta("x"))
     observation.choice("r-0")(Finish("stop", Usage(prompt=600, completion=sequence.tokens)))
     observation.end(Ending.COMPLETED)
-
-
-class _Named:
-    def __init__(self, id_: str) -> None:
-        self.id = id_
 
 
 async def test_every_slice_with_its_own_numbers(telemetry, now):

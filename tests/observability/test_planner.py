@@ -10,11 +10,10 @@ import pytest
 from eaglegate.engine.speculation.fair_share import DecodingRow, FairShare, ShareMember
 from eaglegate.engine.speculation.planner import DepthPlanner
 from eaglegate.engine.speculation.step_cost import ObservedStep
-from eaglegate.observability.labels import TelemetrySettings
-from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.metrics.engine import summarize_planner
-from eaglegate.observability.pages import render_metrics, summarize_speculation
+from eaglegate.observability.pages import summarize_speculation
 from eaglegate.observability.telemetry import Telemetry
+from tests.observability.scene import make_telemetry, read_page
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def planner() -> DepthPlanner:
 
 
 async def watch(planner: DepthPlanner | None) -> Telemetry:
-    telemetry = Telemetry(GROUPS, TelemetrySettings(models=("m",)))
+    telemetry = make_telemetry()
 
     async def read(recent: int) -> Mapping[str, Any]:
         return {"mode": "off"} if planner is None else planner.describe(recent)
@@ -62,7 +61,7 @@ async def test_tenants_are_summed_and_not_named_in_metrics(planner: DepthPlanner
     telemetry = await watch(planner)
     assert sum(samples(telemetry, "requests_total").values()) == 200
     assert ("chat", "answer", "1k", "3") in samples(telemetry, "requests_total")
-    assert b"team-a" not in render_metrics(telemetry.registry)
+    assert "team-a" not in read_page(telemetry)
 
 
 async def test_calibration_and_regret(planner: DepthPlanner) -> None:
@@ -80,7 +79,7 @@ async def test_calibration_and_regret(planner: DepthPlanner) -> None:
 async def test_without_a_planner_there_is_nothing() -> None:
     telemetry = await watch(None)
     assert summarize_speculation(telemetry)["planner"] is None
-    assert b"eaglegate_planner_steps_total{" not in render_metrics(telemetry.registry)
+    assert "eaglegate_planner_steps_total{" not in read_page(telemetry)
 
 
 def test_nothing_planned_yet_is_no_data() -> None:
@@ -100,14 +99,14 @@ async def test_steps_shared_with_a_latency_class_are_counted() -> None:
         kept = [row for row in rows if row.name not in ration.held_requests]
         if (step := share.settle(kept, 0, 0, 0)) is not None:
             share.observe_step(step, 0.01 + 0.001 * step.rows)
-    telemetry = Telemetry(GROUPS, TelemetrySettings(models=("m",)))
+    telemetry = make_telemetry()
 
     async def read(_: int) -> Mapping[str, Any]:
         return {"mode": "off", "sharing": share.describe()}
 
     telemetry.watch_planner(read)
     await telemetry.refresh_planner()
-    text = render_metrics(telemetry.registry).decode()
+    text = read_page(telemetry)
     totals = share.totals
     assert totals.held_rows > 0
     for name, value in (

@@ -6,24 +6,16 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineInfo, SpeculationInfo
 from eaglegate.observability.facts import DepthHeld, EngineChecked, EngineStarted
-from eaglegate.observability.labels import TelemetrySettings
-from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.pages import summarize_speculation
 from eaglegate.observability.problems import list_problems
 from eaglegate.observability.telemetry import Telemetry
 
 INFO = EngineInfo("m", 4096, 2048, SpeculationInfo("eagle3.1", 3, "draft", "K = 3"))
-
-
-@pytest.fixture
-def telemetry() -> Telemetry:
-    return Telemetry(GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry())
 
 
 def get_problem(telemetry: Telemetry) -> str:

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from prometheus_client import CollectorRegistry
 
-from eaglegate.engine.events import Ending, Finish, RequestFacts, Usage
+from eaglegate.engine.events import Ending, Finish, Usage
 from eaglegate.engine.types import DecodeStep, Step
 from eaglegate.observability.labels import CONTEXTS, TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
@@ -24,6 +24,7 @@ from eaglegate.text.events import (
     ToolCallEnd,
     ToolCallStart,
 )
+from tests.observability.scene import begin
 
 SETTINGS = TelemetrySettings(models=("m",), workloads=("chat", "tools", "batch"), templates=5)
 MODELS, LANES, WORKLOADS = (
@@ -46,23 +47,20 @@ BOUND = MODELS * LANES * PER_LANE + REFUSALS
 def hostile(telemetry: Telemetry, random: Random, at: int) -> None:
     """One request whose every client-made value is new."""
     noise = f'{random.getrandbits(64):x}\n"{{}}'
-    facts = RequestFacts(
+    observation = begin(
+        telemetry,
+        noise,
         id=noise,
         api=random.choice(["chat", "completions", noise]),
         model=random.choice(["m", noise]),
         lane=random.choice(["default", noise]),
         workload=random.choice(["chat", "batch", noise]),
         template=noise,
-        stream=True,
         prompt_tokens=random.randrange(1_000_000),
-        sequences=(noise,),
-        arrived=telemetry.clock(),
-        admitted=telemetry.clock(),
         key=random.choice([*KEYS, noise, None]),
         images=random.choice([0, 1, 1000]),
     )
-    observation = telemetry.begin(facts)
-    sequence = telemetry._sequences[noise]
+    sequence = observation.sequences[noise]
     depth = random.randrange(1, 40)
     sequence.add_step(Step((1,)))
     for event in (ReasoningDelta("a"), ContentDelta("b"), ToolCallStart(0, noise, noise)):
