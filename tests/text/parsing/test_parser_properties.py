@@ -16,18 +16,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
-from eaglegate.text.events import (
-    ContentDelta,
-    FinishReason,
-    ParserEvent,
-    Phase,
-    ReasoningDelta,
-    ToolCallDelta,
-    ToolCallEnd,
-    ToolCallStart,
-)
+from eaglegate.text.events import FinishReason, ParserEvent, Phase
 from eaglegate.text.parsing.answer import make_parser
-from eaglegate.text.parsing.fold import Folded, fold
 from eaglegate.text.parsing.parser import Parser
 from eaglegate.text.parsing.registry import (
     reasoning_format,
@@ -36,6 +26,7 @@ from eaglegate.text.parsing.registry import (
     tool_format,
 )
 from eaglegate.text.parsing.vocabulary import Vocabulary
+from tests.text.parsing.golden_reading import fold, joined
 
 DEMO = Path(__file__).parents[3] / "engine/demo/target/tokenizer.json"
 TOOLS = [
@@ -130,68 +121,24 @@ def build(known: Vocabulary, names: tuple[str | None, str | None], **options) ->
 
 
 def read(parser: Parser, ids: list[int], cuts: random.Random | int, finish: FinishReason):
-    """The events of each step, the last being those of the end; and what the parser says."""
-    steps, start = [], 0
+    """The events, and what the parser says at the end."""
+    events, start = list[ParserEvent](), 0
     while start < len(ids):
         size = cuts if isinstance(cuts, int) else cuts.randint(1, 16)
-        steps.append(parser.feed(ids[start : start + size]))
+        events += parser.feed(ids[start : start + size])
         start += size
-    steps.append(parser.flush(finish))
-    return steps, (parser.finish_reason(finish), parser.reasoning_tokens, parser.stopped)
+    events += parser.flush(finish)
+    return events, (parser.finish_reason(finish), parser.reasoning_tokens, parser.stopped)
 
 
-def flat(steps: list[list[ParserEvent]]) -> list[ParserEvent]:
-    return [event for step in steps for event in step]
-
-
-def joined(events: list[ParserEvent]) -> list[ParserEvent]:
-    """Neighbouring pieces of the same text made one: what must not depend on the cutting."""
-    found: list[ParserEvent] = []
-    for event in events:
-        last = found[-1] if found else None
-        if isinstance(event, ReasoningDelta) and isinstance(last, ReasoningDelta):
-            found[-1] = ReasoningDelta(last.text + event.text)
-        elif isinstance(event, ContentDelta) and isinstance(last, ContentDelta):
-            found[-1] = ContentDelta(last.text + event.text)
-        elif isinstance(event, ToolCallDelta) and isinstance(last, ToolCallDelta):
-            found[-1] = ToolCallDelta(event.index, last.arguments + event.arguments)
-        else:
-            found.append(event)
-    return found
-
-
-def check_order(events: list[ParserEvent]) -> None:
-    """Each call starts once, with its own id, and ends once before the next; no empty piece."""
-    opened = ended = 0
-    ids = set()
-    for event in events:
-        if isinstance(event, ToolCallStart):
-            assert event.index == opened == ended
-            assert event.name
-            ids.add(event.id)
-            opened += 1
-        elif isinstance(event, ToolCallDelta):
-            assert event.index == opened - 1 == ended
-            assert event.arguments
-        elif isinstance(event, ToolCallEnd):
-            assert event.index == ended == opened - 1
-            ended += 1
-        else:
-            assert event.text
-    assert opened == ended == len(ids)
-
-
-def check_cuts(known, names, ids, seed, **options) -> Folded:
-    """All cuttings give the same events but for where the text is cut."""
-    finish = options.pop("finish")
+def check_cuts(known, names, ids, seed, finish, **options) -> None:
+    """All cuttings give the same events but for where the text is cut, and keep their order."""
     results = []
     for cuts in (1, len(ids) + 1, 2, random.Random(seed), random.Random(seed + 1)):
-        steps, said = read(build(known, names, **options), ids, cuts, finish)
-        check_order(flat(steps))
-        results.append((joined(flat(steps)), said))
-    for result in results[1:]:
-        assert result == results[0]
-    return fold(results[0][0])
+        events, said = read(build(known, names, **options), ids, cuts, finish)
+        fold(events, said[0])
+        results.append((joined(events, written_ids=True), said))
+    assert all(result == results[0] for result in results)
 
 
 MANY = settings(max_examples=40, suppress_health_check=list(HealthCheck), print_blob=True)
