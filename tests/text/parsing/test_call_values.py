@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 
 import pytest
@@ -336,32 +335,6 @@ def test_a_closing_tag_behind_the_end_of_a_call_makes_it_malformed(parser, opens
     behind += w.open("city", "x").removeprefix(w.begin("city")) if opens else "and so on"
     for folded in readings(written_case(parser, w.section(w.call("city", city="Oslo")) + behind)):
         assert str(folded.calls[0].outcome) == "malformed"
-
-
-@PARSERS
-def test_any_mixture_reads_alike_at_every_cutting(parser):
-    w, rng = Writer(parser), random.Random(7)
-    pieces = [
-        w.call("city", city="Oslo"),
-        w.call("write", path="p", text="t"),
-        w.call("ping"),
-        w.open("city", "city"),
-        w.close,
-        w.end,
-        "And:\n",
-        "x",
-        " ",
-    ]
-    for _ in range(150):
-        output = w.section(*rng.choices(pieces, k=rng.randrange(1, 8)))
-        for finish in (FinishReason.STOP, FinishReason.LENGTH):
-            first, *others = readings(written_case(parser, output, finish=finish))
-            for other in others:
-                assert (other.content, _calls(other)) == (first.content, _calls(first)), output
-
-
-def _calls(folded) -> list[tuple[str, str, str]]:
-    return [(call.name, call.arguments, str(call.outcome)) for call in folded.calls]
 
 
 @PARSERS

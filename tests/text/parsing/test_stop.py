@@ -49,8 +49,7 @@ def test_equals_the_naive_matcher_for_every_cut(text, wanted, include, cuts):
 
 @given(text=LETTERS, stops=STOPS, start=st.integers(0, 40), cut=st.integers(1, 5))
 def test_only_stops_that_end_after_the_switch_count(text, stops, start, cut):
-    out: list[str] = []
-    matcher = StopText(tuple(stops), out.append)
+    matcher, out = begin(*stops)
     for half, is_off in ((text[:start], True), (text[start:], False)):
         matcher.is_off = is_off
         for at in range(0, len(half), cut):
@@ -72,10 +71,24 @@ def test_a_whole_stop_is_found_where_a_longer_one_that_began_before_it_stays_ope
     assert read(["ab"], ["abcX", "b"], include=False) == ("a", "b")
 
 
-def test_text_that_cannot_begin_a_stop_is_passed_on_at_once():
+def begin(*stops: str) -> tuple[StopText, list[str]]:
+    """A matcher, and the pieces of text that it has passed on."""
     out: list[str] = []
-    StopText(("\n\nHuman:",), out.append).text("some text\n\nHu")
-    assert out == ["some text"]
+    return StopText(stops, out.append), out
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "passed", "stopped"),
+    [
+        ("\n\nHuman:", "some text\n\nHu", ["some text"], None),
+        ("ab", "xab", ["x"], "ab"),
+        ("x", "abc", ["abc"], None),
+    ],
+)
+def test_text_is_passed_on_at_once_up_to_a_stop_or_its_beginning(stop, text, passed, stopped):
+    matcher, out = begin(stop)
+    matcher.text(text)
+    assert (out, matcher.stopped) == (passed, stopped)
 
 
 @pytest.mark.parametrize(
@@ -92,30 +105,15 @@ def test_of_stops_that_tie_the_first_and_of_those_the_shortest_counts(pieces, wa
     assert read(pieces, wanted, include=False) == found
 
 
-def test_a_stop_ends_the_text_as_soon_as_it_is_complete():
-    out: list[str] = []
-    matcher = StopText(("ab",), out.append)
-    matcher.text("xab")
-    assert (matcher.stopped, out) == ("ab", ["x"])
-
-
 def test_empty_text_is_not_passed_on():
-    out: list[str] = []
-    matcher = StopText(("ab",), out.append)
+    matcher, out = begin("ab")
     matcher.settle()
     matcher.text("ab")
     assert (matcher.stopped, out) == ("ab", [])
 
 
-def test_text_without_a_beginning_of_a_stop_is_passed_on_whole():
-    out: list[str] = []
-    StopText(("x",), out.append).text("abc")
-    assert out == ["abc"]
-
-
 def test_a_stop_before_a_marker_counts_and_a_marker_without_one_does_not_stop():
-    out: list[str] = []
-    matcher = StopText(("abcX", "b", "end"), out.append)
+    matcher, out = begin("abcX", "b", "end")
     matcher.text("z")
     assert not matcher.marker("<|im_start|>")
     assert matcher.stopped is None
@@ -154,8 +152,7 @@ def test_the_longest_stops_are_prepared_in_linear_time():
 
 
 def test_a_marker_is_text_of_its_own():
-    out: list[str] = []
-    matcher = StopText(("_end|>x", "end", "y<|"), out.append)
+    matcher, out = begin("_end|>x", "end", "y<|")
     matcher.text("y")
     assert matcher.marker("<|im_end|>")
     assert (matcher.stopped, out) == ("end", ["y"])
