@@ -70,10 +70,13 @@ def test_a_batch_comes_back_as_it_went(folder: Path, tmp_path: Path) -> None:
     assert first.request_body() == RECORD.request_body() == row["body"]
 
 
-def test_a_file_that_exists_is_not_overwritten(folder: Path, tmp_path: Path) -> None:
+def test_a_file_that_exists_is_not_overwritten(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out.jsonl"
     out.write_text("mine")
     assert main(["export", str(folder), "--to", "mooncake", "--out", str(out)]) == 1
+    assert f"{out} exists; name another --out" in capsys.readouterr().err
     assert main(["import", str(folder), "--out", str(out)]) == 1
     assert out.read_text() == "mine"
 
@@ -124,28 +127,19 @@ def make_unreadable(folder: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["rotated", "damaged", "gzip"])
-def test_nothing_is_deleted_while_a_part_cannot_be_read(
+def test_parts_that_cannot_be_read_are_deleted_on_demand_and_nothing_before(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     folder = tmp_path / "c"
-    command = ["delete", str(folder), "--key", "agents"]
-    command += ["--key-file", str(make_unreadable(folder, kind))]
+    key_file = make_unreadable(folder, kind)
+    command = ["delete", str(folder), "--key", "agents", "--key-file", str(key_file)]
     before = read_bytes(folder)
     assert main(command) == 1
     said = capsys.readouterr().err
     assert "nothing was deleted" in said and "b.jsonl" in said and "--unreadable" in said
     assert "a.jsonl" not in said
     assert read_bytes(folder) == before
-
-
-@pytest.mark.parametrize("kind", ["rotated", "damaged", "gzip"])
-def test_unreadable_parts_are_deleted_on_demand(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
-) -> None:
-    folder = tmp_path / "c"
-    key_file = make_unreadable(folder, kind)
-    options = ["--key", "agents", "--key-file", str(key_file), "--unreadable"]
-    assert main(["delete", str(folder), *options]) == 0
+    assert main([*command, "--unreadable"]) == 0
     assert "unreadable parts deleted" in capsys.readouterr().err
     named: list[str] = []
     left = list(read_records(folder, make_cipher([key_file.read_text()]), named.append))
@@ -220,13 +214,3 @@ def test_the_key_file_may_stand_in_the_environment(
     monkeypatch.setenv("EAGLEGATE_CAPTURE_KEY_FILE", "/keys")
     assert make_parser().parse_args(arguments).key_file == Path("/keys")
     assert make_parser().parse_args([*arguments, "--key-file", "/mine"]).key_file == Path("/mine")
-
-
-def test_a_file_that_exists_is_kept(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "trace.jsonl"
-    out.write_text("mine")
-    assert main(["export", str(folder), "--to", "mooncake", "--out", str(out)]) == 1
-    assert f"{out} exists; name another --out" in capsys.readouterr().err
-    assert out.read_text() == "mine"

@@ -21,7 +21,16 @@ DIGESTS = [hashlib.sha256(picture(width)).hexdigest() for width in (20, 30)]
 SOURCE = {"type": "base64", "media_type": "image/png"}
 SOURCE["data"] = base64.b64encode(picture(30)).decode()
 TEXT = {"type": "text", "text": "Look"}
-INPUT_TEXT = {"type": "input_text", "text": "Look"}
+INPUT_PARTS = [
+    {"type": "input_image", "image_url": url(20)},
+    {"type": "input_text", "text": "Look"},
+    {"type": "input_image", "image_url": url(30), "detail": "low"},
+]
+BLOCKS = [
+    {"type": "image", "source": {"type": "url", "url": url(20)}},
+    TEXT,
+    {"type": "image", "source": SOURCE},
+]
 
 
 def make_chat(url_1: Any, url_2: Any) -> dict[str, Any]:
@@ -33,34 +42,11 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", make_chat({"url": url(20)}, url(30))),
     "responses": (
         "/v1/responses",
-        {
-            "input": [
-                {
-                    "role": "user",
-                    "content": [
-                        {"type": "input_image", "image_url": url(20)},
-                        INPUT_TEXT,
-                        {"type": "input_image", "image_url": url(30), "detail": "low"},
-                    ],
-                }
-            ]
-        },
+        {"input": [{"role": "user", "content": INPUT_PARTS}]},
     ),
     "messages": (
         "/v1/messages",
-        {
-            "max_tokens": 99,
-            "messages": [
-                {
-                    "role": "user",
-                    "content": [
-                        {"type": "image", "source": {"type": "url", "url": url(20)}},
-                        TEXT,
-                        {"type": "image", "source": SOURCE},
-                    ],
-                }
-            ],
-        },
+        {"max_tokens": 99, "messages": [{"role": "user", "content": BLOCKS}]},
     ),
 }
 
@@ -95,11 +81,7 @@ async def capture(lab: SeeingLab, folder: Path, api: str, **options: Any) -> tup
         answer = await found.post(path, {"model": "demo", **body})
         assert answer.status == 200, answer.body
         (record,) = found.records()
-    return record, read_all(folder)
-
-
-def read_all(folder: Path) -> bytes:
-    return b"".join(path.read_bytes() for path in folder.glob("*.jsonl"))
+    return record, found.written
 
 
 @pytest.mark.parametrize("api", REQUESTS)

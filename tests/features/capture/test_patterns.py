@@ -14,10 +14,12 @@ from eaglegate.features.capture.redaction import REDACTED, Redactor
 EMAIL = r"[\w.+-]+@[\w-]+\.[\w.]+"
 
 
-def redact(pattern: str, value: object) -> object:
-    redactor = Redactor.of([pattern], [])
+def begin(*patterns: str, **changes: object) -> Redactor:
+    redactor = Redactor.of(patterns, [])
+    for name, value in changes.items():
+        setattr(redactor, name, value)
     redactor.begin()
-    return redactor.redact(value)
+    return redactor
 
 
 @pytest.mark.parametrize(
@@ -48,22 +50,20 @@ def redact(pattern: str, value: object) -> object:
     ],
 )
 def test_patterns_mean_what_python_means(pattern: str, text: str, expected: str) -> None:
-    assert redact(pattern, text) == expected
+    assert begin(pattern).redact(text) == expected
 
 
 def test_matches_that_touch_are_replaced_once() -> None:
-    assert redact("[a-z]", "1ab2") == "1[redacted]2"
+    assert begin("[a-z]").redact("1ab2") == "1[redacted]2"
 
 
 def test_an_empty_match_is_no_find() -> None:
-    redactor = Redactor.of([r"\b|x+"], [])
-    redactor.begin()
+    redactor = begin(r"\b|x+")
     assert redactor.redact("ab") == "ab" and not redactor.has_match
 
 
 def test_overlapping_matches_are_replaced_once() -> None:
-    redactor = Redactor.of(["zanzibar", "bar[0-9]+", "red"], [])
-    redactor.begin()
+    redactor = begin("zanzibar", "bar[0-9]+", "red")
     assert redactor.redact("a zanzibar12, b") == "a [redacted], b"
 
 
@@ -87,9 +87,7 @@ def test_a_pattern_that_cannot_be_taken_is_refused_with_the_reason(pattern: str,
 
 def test_other_threads_run_while_a_pattern_is_searched_for() -> None:
     """This text would take Python's own regular expressions days."""
-    redactor = Redactor.of([EMAIL], [])
-    redactor.limit_s = 60.0
-    redactor.begin()
+    redactor = begin(EMAIL, limit_s=60.0)
     done = threading.Event()
 
     def search() -> None:
@@ -109,18 +107,14 @@ def test_other_threads_run_while_a_pattern_is_searched_for() -> None:
 
 def test_a_record_that_takes_too_long_is_dropped() -> None:
     """``a.*z`` looks at all that follows for each of the letters."""
-    redactor = Redactor.of(["a.*z|a"], [])
-    redactor.begin()
     with pytest.raises(RecordDropped, match="than 50 ms") as dropped:
-        redactor.redact("a" * 200_000)
+        begin("a.*z|a").redact("a" * 200_000)
     assert dropped.value.reason == "slow"
 
 
 def test_many_small_texts_take_time_as_well() -> None:
     seconds = iter(range(1000))
-    redactor = Redactor.of(["x"], [])
-    redactor.limit_s, redactor.clock = 100.0, lambda: float(next(seconds))
-    redactor.begin()
+    redactor = begin("x", limit_s=100.0, clock=lambda: float(next(seconds)))
     assert redactor.redact(["y"] * 20) == ["y"] * 20
     with pytest.raises(RecordDropped):
         redactor.redact(["y"] * 500)
@@ -128,8 +122,7 @@ def test_many_small_texts_take_time_as_well() -> None:
 
 def test_time_begins_anew_with_each_record() -> None:
     now = 0.0
-    redactor = Redactor.of(["x"], [])
-    redactor.clock = lambda: now
+    redactor = begin("x", clock=lambda: now)
     for _ in range(3):
         redactor.begin()
         now += 0.04
@@ -138,9 +131,7 @@ def test_time_begins_anew_with_each_record() -> None:
 
 def test_the_last_moment_is_in_time() -> None:
     now = 0.0
-    redactor = Redactor.of(["x"], [])
-    redactor.limit_s, redactor.clock = 1.0, lambda: now
-    redactor.begin()
+    redactor = begin("x", limit_s=1.0, clock=lambda: now)
     now = 1.0
     assert redactor.redact("x") == REDACTED
 
@@ -153,10 +144,8 @@ def test_the_time_that_decoding_takes_is_not_that_of_the_patterns() -> None:
         now += 10.0
         return "y"
 
-    redactor = Redactor.of(["x"], [])
-    redactor.clock, redactor.decode = lambda: now, decode
     now = 5.0
-    redactor.begin()
+    redactor = begin("x", clock=lambda: now, decode=decode)
     redactor.read([1])
     redactor.read([2])
     assert redactor.keeps_ids

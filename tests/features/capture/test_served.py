@@ -58,6 +58,15 @@ class Bench:
     async def post(self, url: str, body: Any, **options: Any) -> Any:
         return await call(self.app, "POST", url, orjson.dumps(body), **options)
 
+    async def ask(self, body: Any = None, **options: Any) -> Any:
+        """A chat with a tool, which names the secret; ``body`` goes on top."""
+        url, fields = REQUESTS["chat"]
+        return await self.post(url, {"model": "demo", **fields, **(body or {})}, **options)
+
+    @property
+    def written(self) -> bytes:
+        return b"".join(path.read_bytes() for path in self.folder.glob("*.jsonl"))
+
     @property
     def app(self) -> TelemetryMiddleware:
         return TelemetryMiddleware(self.lab.app, lambda _: None, keep_bodies=True)
@@ -168,10 +177,9 @@ async def test_every_api_is_captured_whole(lab: Lab, tmp_path: Path, api: str, s
 
 
 async def test_a_captured_body_can_be_replayed(lab: Lab, tmp_path: Path):
-    url, fields = REQUESTS["chat"]
     says(lab, CALL)
     with bench(lab, tmp_path / "c") as found:
-        first = await found.post(url, {"model": "demo", **fields})
+        first = await found.ask()
         (record,) = found.records()
     assert record.choices[0].tools == ("valid",)
     assert record.choices[0].phases[-1][0] == "tool_call"
@@ -188,15 +196,12 @@ async def test_a_client_that_leaves_is_captured_as_far_as_it_came(lab: Lab, tmp_
     lab.engine.script.insert(5, Pause(30))
     leave = asyncio.Event()
     with bench(lab, tmp_path / "c") as found:
-        url, fields = REQUESTS["chat"]
 
         def on_send(answer: Any) -> None:
             if len(answer.sends) > 3:
                 leave.set()
 
-        await found.post(
-            url, {"model": "demo", **fields, "stream": True}, leave=leave, on_send=on_send
-        )
+        await found.ask({"stream": True}, leave=leave, on_send=on_send)
         (record,) = found.records()
     (choice,) = record.choices
     assert record.ending == Ending.CLIENT_GONE.value
@@ -207,8 +212,7 @@ async def test_a_client_that_leaves_is_captured_as_far_as_it_came(lab: Lab, tmp_
 async def test_several_choices_share_their_prompt(lab: Lab, tmp_path: Path):
     says(lab, "Yes.")
     with bench(lab, tmp_path / "c") as found:
-        url, fields = REQUESTS["chat"]
-        await found.post(url, {"model": "demo", **fields, "n": 3, "seed": 5})
+        await found.ask({"n": 3, "seed": 5})
         (record,) = found.records()
     assert len(record.prompts) == 1
     seeds = [choice.seed for choice in record.choices]
@@ -219,11 +223,8 @@ async def test_several_choices_share_their_prompt(lab: Lab, tmp_path: Path):
 async def test_a_session_is_captured_whole_or_not_at_all(lab: Lab, tmp_path: Path):
     says(lab, "Yes.")
     with bench(lab, tmp_path / "c", share=0.5) as found:
-        url, fields = REQUESTS["chat"]
-        for _ in range(3):
-            for session in range(40):
-                headers = {"x-session-id": f"session-{session}"}
-                await found.post(url, {"model": "demo", **fields}, headers=headers)
+        for session in [*range(40)] * 3:
+            await found.ask(headers={"x-session-id": f"session-{session}"})
         sessions = [record.session for record in found.records()]
     assert all(sessions.count(session) == 3 for session in sessions)
     assert 5 < len(set(sessions)) < 35
@@ -234,11 +235,9 @@ async def test_turns_of_a_conversation_without_a_name_are_one_session(lab: Lab, 
     history = [{"role": "user", "content": "Hello"}]
     other = [{"role": "user", "content": "Good day"}]
     with bench(lab, tmp_path / "c") as found:
-        url = "/v1/chat/completions"
-        await found.post(url, {"model": "demo", "messages": history})
         more = [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Go on"}]
-        await found.post(url, {"model": "demo", "messages": history + more})
-        await found.post(url, {"model": "demo", "messages": other})
+        for messages in (history, history + more, other):
+            await found.ask({"messages": messages})
         one, two, three = (record.session for record in found.records())
     assert one == two != three
 
@@ -246,17 +245,15 @@ async def test_turns_of_a_conversation_without_a_name_are_one_session(lab: Lab, 
 async def test_requests_of_a_replay_are_not_captured(lab: Lab, tmp_path: Path):
     says(lab, "Yes.")
     with bench(lab, tmp_path / "c") as found:
-        url, fields = REQUESTS["chat"]
-        await found.post(url, {"model": "demo", **fields}, headers=NOT_CAPTURED)
-        assert (await found.post(url, {"model": "demo", **fields})).status == 200
+        await found.ask(headers=NOT_CAPTURED)
+        assert (await found.ask()).status == 200
         assert len(found.records()) == 1
 
 
 async def test_a_share_of_nothing_captures_nothing(lab: Lab, tmp_path: Path):
     says(lab, "Yes.")
     with bench(lab, tmp_path / "c", share=0.0) as found:
-        url, fields = REQUESTS["chat"]
-        await found.post(url, {"model": "demo", **fields})
+        await found.ask()
         assert found.records() == []
 
 
@@ -273,7 +270,7 @@ async def test_hashes_leave_nothing_of_a_prompt_on_the_disk(lab: Lab, tmp_path: 
         answer = await found.post(url, body, headers=headers)
         assert answer.status == 200
         (record,) = found.records()
-    written = b"".join(path.read_bytes() for path in folder.glob("*.jsonl")).decode()
+    written = found.written.decode()
     for word in (SECRET, "Where", "find", "session-name", "request-name", "someone", "Be brief"):
         assert word not in written
     prompt = lab.engine.requests[-1].prompt
@@ -302,18 +299,15 @@ async def test_hashes_keep_the_structure_of_prefixes(lab: Lab, tmp_path: Path):
 async def test_redaction_reaches_text_and_token_ids(lab: Lab, tmp_path: Path):
     """The secret is redacted in the prompt, in the answer, and in the tokens that spell either."""
     redactor = Redactor.of([SECRET], ["user"])
-    url, fields = REQUESTS["chat"]
-    folder = tmp_path / "c"
-    with bench(lab, folder, redactor=redactor) as found:
+    with bench(lab, tmp_path / "c", redactor=redactor) as found:
         says(lab, f"It is {SECRET}.")
-        await found.post(url, {"model": "demo", **fields, "user": "someone"})
-        clean = [{"role": "user", "content": "Where is it?"}]
-        await found.post(url, {"model": "demo", "messages": clean})
+        await found.ask({"user": "someone"})
+        clean = {"messages": [{"role": "user", "content": "Where is it?"}]}
+        await found.ask(clean)
         says(lab, "There.")
-        await found.post(url, {"model": "demo", "messages": clean})
+        await found.ask(clean)
         both, answer, neither = found.records()
-    written = b"".join(path.read_bytes() for path in folder.glob("*.jsonl"))
-    assert SECRET.encode() not in written and b"someone" not in written
+    assert SECRET.encode() not in found.written and b"someone" not in found.written
     assert both.redacted and both.prompts[0].token_ids is None
     assert both.messages and "[redacted]" in both.messages[0]["content"]
     assert both.choices[0].token_ids is None and both.choices[0].tokens > 0
@@ -324,13 +318,10 @@ async def test_redaction_reaches_text_and_token_ids(lab: Lab, tmp_path: Path):
 async def test_an_encrypted_capture_shows_nothing(lab: Lab, tmp_path: Path):
     says(lab, "Yes.")
     cipher = make_cipher([Fernet.generate_key().decode()])
-    url, fields = REQUESTS["chat"]
-    folder = tmp_path / "c"
-    with bench(lab, folder, cipher=cipher) as found:
-        await found.post(url, {"model": "demo", **fields})
+    with bench(lab, tmp_path / "c", cipher=cipher) as found:
+        await found.ask()
         (record,) = found.records(cipher=cipher)
-    written = b"".join(path.read_bytes() for path in folder.glob("*.jsonl"))
-    assert SECRET.encode() not in written and b"{" not in written
+    assert SECRET.encode() not in found.written and b"{" not in found.written
     assert record.model == "demo"
 
 
@@ -338,12 +329,10 @@ async def test_the_capture_is_counted(lab: Lab, tmp_path: Path):
     says(lab, "Yes.")
     with bench(lab, tmp_path / "c") as found:
         read = found.telemetry.registry.get_sample_value
-        url, fields = REQUESTS["chat"]
-        await found.post(url, {"model": "demo", **fields})
+        await found.ask()
         found.capture.close()
         assert read("eaglegate_capture_records_total") == 1
-        written = sum(path.stat().st_size for path in found.folder.glob("*.jsonl"))
-        assert read("eaglegate_capture_bytes_total") == written
+        assert read("eaglegate_capture_bytes_total") == len(found.written)
         assert read("eaglegate_capture_dropped_total", {"reason": "disk"}) == 0
 
 
@@ -361,8 +350,7 @@ async def test_an_audit_is_written_beside_its_record(
     """The audits of requests that are not captured are left out."""
     with bench(lab, tmp_path, hashes=hashes) as made:
         says(lab, "Seven.")
-        body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "n": 2}
-        await made.post("/v1/chat/completions", body)
+        await made.ask({"n": 2})
         sequences = [request.id for request in lab.engine.requests[-2:]]
         for sequence in (sequences[1], "of another request"):
             result = {"choosing": "greedy", "draft": "abc", "depth": 3, "detail": ""}

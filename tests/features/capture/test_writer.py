@@ -169,17 +169,27 @@ def test_a_process_killed_in_mid_write_loses_the_last_record_at_most(tmp_path: P
     assert len(damaged) <= 1
 
 
+class SlowDisk:
+    """Writes as many records as it is released."""
+
+    def __init__(self, folder: Path) -> None:
+        self._gate, self._release = os.pipe()
+        self.writer = CaptureWriter(CaptureFolder(folder, CaptureLimits()), self._wait)
+
+    def _wait(self, item: bytes) -> bytes:
+        os.read(self._gate, 1)
+        return item
+
+    def release(self, count: int) -> None:
+        os.write(self._release, b"x" * count)
+        self.writer.close()
+
+
 def test_a_slow_disk_drops_and_never_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "QUEUE_REQUESTS", 4)
-    gate, release = os.pipe()
-
-    def wait_for_disk(item: bytes) -> bytes:
-        os.read(gate, 1)
-        return item
-
-    writer = CaptureWriter(CaptureFolder(tmp_path, CaptureLimits()), wait_for_disk)
+    writer = (disk := SlowDisk(tmp_path)).writer
     began = time.monotonic()
     with caplog.at_level(logging.WARNING):
         for _ in range(50):
@@ -187,25 +197,17 @@ def test_a_slow_disk_drops_and_never_waits(
     assert time.monotonic() - began < 1
     assert writer.counts().dropped["queue"] >= 45
     assert len(caplog.records) == 1 and "behind" in caplog.text
-    os.write(release, b"x" * 50)
-    writer.close()
+    disk.release(50)
     assert writer.counts().records + writer.counts().dropped["queue"] == 50
 
 
 def test_memory_of_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "QUEUE_BYTES", 1000)
-    gate, release = os.pipe()
-
-    def wait_for_disk(item: bytes) -> bytes:
-        os.read(gate, 1)
-        return item
-
-    writer = CaptureWriter(CaptureFolder(tmp_path, CaptureLimits()), wait_for_disk)
+    disk = SlowDisk(tmp_path)
     for _ in range(10):
-        writer.put(LINE.strip(), 400)
-    assert 7 <= writer.counts().dropped["queue"] <= 8
-    os.write(release, b"x" * 10)
-    writer.close()
+        disk.writer.put(LINE.strip(), 400)
+    assert 7 <= disk.writer.counts().dropped["queue"] <= 8
+    disk.release(10)
 
 
 def test_a_record_larger_than_a_file_is_dropped(tmp_path: Path) -> None:
