@@ -1,5 +1,6 @@
-"""The fixtures of tests/server, for features that are served."""
+"""The fixtures of other rooms, for features that are served."""
 
+from tests.observability.conftest import telemetry
 from tests.server.conftest import lab, url
 
-__all__ = ["lab", "url"]
+__all__ = ["lab", "telemetry", "url"]

@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import stat
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,7 +36,6 @@ from eaglegate.features.audit import auditor as module
 from eaglegate.features.audit.auditor import AuditedEngine, Auditor
 from eaglegate.features.audit.evidence import AuditOutcome
 from eaglegate.features.audit.files import EvidenceFolder, unpack
-from eaglegate.features.audit.grammars import find_breach
 from eaglegate.features.audit.holds import AuditHolds
 from eaglegate.features.audit.records import (
     AuditRecord,
@@ -50,6 +49,10 @@ from eaglegate.text.media.image import Image
 DRAFT = DraftVersion("abc", "/drafts/abc", "/drafts/abc")
 CLEAN = AnswerScores((0.0, 0.0, 0.0))
 BAD = AnswerScores((0.0, 2.5, 0.0), (7, 8, 9))
+HOT = AnswerScores((0.0,) * 3, (), {"hotter": 4.0}, 3)
+"""Of a sampled answer; five such answers are a violation."""
+SAMPLED = Sampling(max_tokens=8, temperature=0.7)
+OTHER = replace(DRAFT, fingerprint="def")
 
 
 @dataclass
@@ -109,10 +112,8 @@ class Lab:
         self.policy = SpeculationPolicy(holds=self.holds)
 
     async def answer(self, name: str = "r", **more: Any) -> None:
-        request = ask(name, **more)
-        async with aclosing(read_steps(self.audited.generate, request)) as read:
-            async for _ in read:
-                pass
+        async for _ in read_steps(self.audited.generate, ask(name, **more)):
+            pass
 
     @asynccontextmanager
     async def auditing(self) -> AsyncIterator[None]:
@@ -130,15 +131,20 @@ class Lab:
                 await asyncio.sleep(0.005)
 
 
-def ask(name: str = "r", workload: str = "chat", **more: Any) -> EngineRequest:
-    sampling = more.pop("sampling", Sampling(max_tokens=8, temperature=0.0))
-    return EngineRequest(name, (1, 2), sampling, workload=workload, **more)
+def ask(id: str = "r", **more: Any) -> EngineRequest:
+    sampling = Sampling(max_tokens=8, temperature=0.0)
+    values = {"prompt": (1, 2), "sampling": sampling, "workload": "chat"}
+    return EngineRequest(id, **values | more)  # type: ignore[arg-type]
 
 
-async def audit(lab: Lab, count: int = 1, **more: Any) -> None:
+async def audit(
+    lab: Lab, count: int = 1, tenants: Sequence[str] | None = None, **more: Any
+) -> None:
+    """Answer and audit one request after the other, each of another tenant in turn."""
     async with lab.auditing():
         for at in range(count):
-            await lab.answer(f"r{at}", **more)
+            tenant = {} if tenants is None else {"tenant": tenants[at % len(tenants)]}
+            await lab.answer(f"r{at}", **tenant, **more)
             await lab.settle(at + 1)
 
 
@@ -196,7 +202,7 @@ async def test_another_draft_or_an_operator_brings_speculation_back() -> None:
     await audit(lab)
     lab.auditor.change_draft(DRAFT)
     assert "chat" in lab.holds
-    lab.auditor.change_draft(replace(DRAFT, fingerprint="def"))
+    lab.auditor.change_draft(OTHER)
     assert "chat" not in lab.holds
     lab.engine.scores = [BAD]
     lab.notes.records.clear()
@@ -230,10 +236,7 @@ async def test_violations_of_two_keys_take_speculation_from_their_workload(
 ) -> None:
     lab = Lab()
     lab.engine.scores = [BAD] * 9
-    async with lab.auditing():
-        for count, tenant in enumerate(("alice", ""), 1):
-            await lab.answer(f"r{count}", tenant=tenant)
-            await lab.settle(count)
+    await audit(lab, 2, ("alice", ""))
     assert list_depths(lab) == [0, 0, 0]
     assert lab.policy.decide("r", "tools", "bob", 5).depth == 5
     assert [*lab.auditor.describe()["holds"]] == ["chat"]
@@ -243,12 +246,8 @@ async def test_violations_of_two_keys_take_speculation_from_their_workload(
 
 async def test_the_evidence_of_one_key_does_not_count_against_another() -> None:
     lab = Lab()
-    sampled = {"sampling": Sampling(max_tokens=8, temperature=0.7)}
-    lab.engine.scores = [AnswerScores((0.0,) * 3, (), {"hotter": 4.0}, 3)] * 10
-    async with lab.auditing():
-        for count in range(10):
-            await lab.answer(f"r{count}", tenant=("alice", "bob")[count % 2], **sampled)
-            await lab.settle(count + 1)
+    lab.engine.scores = [HOT] * 10
+    await audit(lab, 10, ("alice", "bob"), sampling=SAMPLED)
     assert not [*lab.holds]
     evidence = lab.auditor.describe()["evidence"]
     assert {name: row["answers"] for name, row in evidence.items()} == {
@@ -271,15 +270,14 @@ async def test_a_violation_without_drafts_is_not_speculations(
 
 async def test_a_draft_that_serves_again_has_its_holds_and_evidence() -> None:
     """A canary exchanges drafts in every slot."""
-    lab, other = Lab(), replace(DRAFT, fingerprint="def")
+    lab = Lab()
     lab.engine.scores = [BAD]
     await audit(lab)
-    lab.auditor.change_draft(other)
-    assert "chat" not in lab.holds
+    lab.auditor.change_draft(OTHER)
     lab.auditor.change_draft(DRAFT)
     assert "chat" in lab.holds
     assert lab.policy.decide("r", "chat", depth=5).depth == 0
-    lab.auditor.change_draft(other)
+    lab.auditor.change_draft(OTHER)
     assert lab.auditor.release("chat")
     lab.auditor.change_draft(DRAFT)
     assert "chat" not in lab.holds
@@ -291,7 +289,7 @@ async def test_a_violation_that_is_found_late_holds_its_own_draft(
     lab = Lab()
     lab.engine.scores = [BAD]
     await lab.answer()
-    lab.auditor.change_draft(replace(DRAFT, fingerprint="def"))
+    lab.auditor.change_draft(OTHER)
     async with lab.auditing():
         await lab.settle()
     assert lab.notes.records[0].draft == "abc"
@@ -302,12 +300,11 @@ async def test_a_violation_that_is_found_late_holds_its_own_draft(
 
 
 async def test_evidence_counts_against_the_draft_of_its_answers() -> None:
-    lab, other = Lab(), replace(DRAFT, fingerprint="def")
-    sampled = {"sampling": Sampling(max_tokens=8, temperature=0.7)}
-    lab.engine.scores = [AnswerScores((0.0,) * 3, (), {"hotter": 4.0}, 3)] * 5
-    await audit(lab, 4, **sampled)
-    await lab.answer("late", **sampled)
-    lab.auditor.change_draft(other)
+    lab = Lab()
+    lab.engine.scores = [HOT] * 5
+    await audit(lab, 4, sampling=SAMPLED)
+    await lab.answer("late", sampling=SAMPLED)
+    lab.auditor.change_draft(OTHER)
     async with lab.auditing():
         await lab.settle(5)
     assert lab.auditor.describe()["evidence"] == {}
@@ -316,12 +313,12 @@ async def test_evidence_counts_against_the_draft_of_its_answers() -> None:
 
 
 async def test_an_answer_of_two_drafts_holds_neither(caplog: pytest.LogCaptureFixture) -> None:
-    lab, other = Lab(), replace(DRAFT, fingerprint="def")
+    lab = Lab()
     lab.engine.scores = [BAD]
     async with aclosing(read_steps(lab.audited.generate, ask())) as read:
         async for step in read:
             if step.finish is None:
-                lab.auditor.change_draft(other)
+                lab.auditor.change_draft(OTHER)
     async with lab.auditing():
         await lab.settle()
     assert not [*lab.holds]
@@ -332,9 +329,8 @@ async def test_an_answer_of_two_drafts_holds_neither(caplog: pytest.LogCaptureFi
 
 async def test_sampled_answers_are_judged_together() -> None:
     lab = Lab()
-    sampling = Sampling(max_tokens=8, temperature=0.7)
-    lab.engine.scores = [AnswerScores((0.0,) * 3, (), {"hotter": 4.0}, 3)] * 9
-    await audit(lab, 9, sampling=sampling)
+    lab.engine.scores = [HOT] * 9
+    await audit(lab, 9, sampling=SAMPLED)
     outcomes = [record.outcome for record in lab.notes.records]
     first = outcomes.index(AuditOutcome.VIOLATED)
     assert outcomes[:first] == [AuditOutcome.LOSSLESS] * first
@@ -433,12 +429,9 @@ async def test_the_queue_and_the_answers_in_it_are_bounded() -> None:
     for at in range(module.QUEUE + 3):
         await lab.answer(f"r{at}")
     assert lab.notes.drops == ["queue"] * 3
-    await lab.answer("long", **{"sampling": Sampling(max_tokens=8, thinking_token_budget=4)})
+    await lab.answer("thinks", sampling=Sampling(max_tokens=8, thinking_token_budget=4))
     assert lab.notes.drops[-1] == "rules"
-    long = structs.replace(ask("long"), prompt=(1,) * module.MOST_TOKENS)
-    async with aclosing(read_steps(lab.audited.generate, long)) as read:
-        async for _ in read:
-            pass
+    await lab.answer("long", prompt=(1,) * module.MOST_TOKENS)
     assert lab.notes.drops[-1] == "length"
 
 
@@ -552,98 +545,6 @@ async def test_evidence_has_no_tokens_of_clients_that_are_not_captured(tmp_path:
 def test_files_that_are_none_are_refused(content: Any) -> None:
     with pytest.raises(ValueError, match="file"):
         unpack(content)
-
-
-Check = Callable[[str], str | None]
-SCHEMA = '{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}'
-
-
-@pytest.mark.parametrize(
-    ("constraint", "good", "bad"),
-    [
-        (Constraint("json_schema", SCHEMA), '{"n": 1}', '{"n": "1"}'),
-        (Constraint("json_schema", SCHEMA), '{"n": 1}', '{"n": 1'),
-        (Constraint("json_object"), "{}", "[]"),
-        (Constraint("regex", "a+b"), "aab", "aabb"),
-        (Constraint("choice", choices=("yes", "no")), "yes", "yesno"),
-    ],
-)
-def test_grammars_are_checked_by_other_means(constraint: Constraint, good: str, bad: str) -> None:
-    assert find_breach(constraint, good) == ""
-    assert find_breach(constraint, bad)
-
-
-@pytest.mark.parametrize(
-    "constraint",
-    [
-        Constraint("grammar", "root ::= 'a'"),
-        Constraint("regex", "("),
-        Constraint("json_schema", '{"type": 3}'),
-        Constraint("json_object", after_reasoning=True),
-    ],
-)
-def test_unreadable_constraints_have_no_breach(constraint: Constraint) -> None:
-    assert find_breach(constraint, "{}") is None
-
-
-def tagged(*elements: Any) -> Constraint:
-    """A structural tag as the gateway writes it for a model that reasons first."""
-    end = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": "</think>"}
-    space = {"type": "regex", "pattern": "[ \\n]{0,4}"}
-    tag = {"format": {"type": "sequence", "elements": [end, space, *elements]}}
-    return Constraint("structural_tag", json.dumps({"type": "structural_tag"} | tag))
-
-
-JSON_PART = {"type": "json_schema", "json_schema": json.loads(SCHEMA)}
-CALL = {"type": "tag", "begin": "<call>", "content": JSON_PART, "end": "</call>"}
-CALLS = {
-    "type": "tags_with_separator", "tags": [CALL], "separator": "\n", "at_least_one": True,
-    "stop_after_first": False,
-}  # fmt: skip
-EITHER = {"type": "or", "elements": [{"type": "const_string", "value": "no"}, CALLS]}
-FREE = {"type": "triggered_tags", "triggers": ["<call"], "tags": [CALL], "stop_after_first": False}
-
-
-@pytest.mark.parametrize(
-    ("element", "good", "bad"),
-    [
-        (JSON_PART, '{"n": 1}\n', '{"n": "1"}'),
-        (JSON_PART, '\n\n {"n": 1}', 'x{"n": 1}'),
-        (CALLS, '<call>{"n": 1}</call>\n<call>{"n": 2}</call>', '<call>{"n": 1}</call>\n'),
-        (EITHER, "no", "nono"),
-        (FREE, 'so <call>{"n": 1}</call> and', "so <call>{}</call>"),
-        ({"type": "optional", "content": CALL}, "", "<call>"),
-        ({"type": "regex", "pattern": "a+b"}, "aab", "aabb"),
-    ],
-)
-def test_grammars_behind_a_reasoning_are_checked(element: Any, good: str, bad: str) -> None:
-    constraint = tagged(element)
-    assert find_breach(constraint, f"hm {{}}</think>{good}") == ""
-    assert find_breach(constraint, f"hm {{}}</think>{bad}")
-    assert find_breach(constraint, good), "the reasoning must end"
-
-
-@pytest.mark.parametrize(
-    "element",
-    [
-        {"type": "grammar", "grammar": "root ::= 'a'"},
-        {"type": "regex", "pattern": "("},
-        {"type": "json_schema", "json_schema": {"type": 3}},
-        {"type": "json_schema", "json_schema": {}, "style": "qwen_xml"},
-        {"type": "json_schema", "json_schema": {"uniqueItems": True}},
-        {"type": "json_schema"},
-    ],
-)
-def test_tags_that_nothing_here_reads_are_unknown(element: Any) -> None:
-    assert find_breach(tagged(element), "hm</think>[1, 1]") is None
-
-
-def test_a_long_answer_to_a_tag_of_many_ways_is_given_up() -> None:
-    ways = [{"type": "any_text"}] * 6
-    assert (
-        find_breach(tagged(*ways, {"type": "const_string", "value": "z"}), "</think>" + "a" * 80)
-        is None
-    )
 
 
 async def test_a_constrained_answer_is_read_without_its_stop_token() -> None:

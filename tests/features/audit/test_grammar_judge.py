@@ -59,11 +59,14 @@ def listener() -> Iterator[tuple[str, list[str]]]:
     server.server_close()
 
 
+def make_tag(form: Any) -> Constraint:
+    return Constraint("structural_tag", json.dumps({"type": "structural_tag", "format": form}))
+
+
 def constrain(schema: Any, in_tag: bool = False) -> Constraint:
-    if not in_tag:
-        return Constraint("json_schema", json.dumps(schema))
-    tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}}
-    return Constraint("structural_tag", json.dumps(tag))
+    if in_tag:
+        return make_tag({"type": "json_schema", "json_schema": schema})
+    return Constraint("json_schema", json.dumps(schema))
 
 
 @pytest.mark.parametrize("in_tag", [False, True])
@@ -102,6 +105,8 @@ DOUBLING = {
     | {"d40": {"type": "string"}},
     "not": {"not": {"$ref": "#/$defs/d0"}},
 }
+WORDS = [{"type": "regex", "pattern": "[a-z]*"}] * 9
+ONE = {"type": "const_string", "value": "1"}
 HOSTILE = {
     "anyOf of 40 levels": (constrain(DOUBLING), "1"),
     "anyOf of 40 levels in a tag": (constrain(DOUBLING, in_tag=True), "1"),
@@ -109,21 +114,7 @@ HOSTILE = {
     "nested schema": (Constraint("json_schema", '{"not":' * 50_000 + "{}" + "}" * 50_000), "1"),
     "large pattern": (Constraint("regex", "(?:(?:(?:a?){30}){30}){30}"), "a" * 27_000),
     "huge pattern": (Constraint("regex", "(?:(?:(?:a{1000}){1000}){1000}){1000}"), "a"),
-    "many ends": (
-        Constraint(
-            "structural_tag",
-            json.dumps(
-                {
-                    "format": {
-                        "type": "sequence",
-                        "elements": [{"type": "regex", "pattern": "[a-z]*"}] * 9
-                        + [{"type": "const_string", "value": "1"}],
-                    }
-                }
-            ),
-        ),
-        "a" * 5000,
-    ),
+    "many ends": (make_tag({"type": "sequence", "elements": [*WORDS, ONE]}), "a" * 5000),
 }
 
 
@@ -211,8 +202,93 @@ def test_numbers_and_names_of_any_length_are_read() -> None:
 def test_numbers_beyond_a_float_prove_nothing(in_tag: bool) -> None:
     """They are correct, and a client could have them counted as a violation."""
     schema = {"type": "object", "properties": {"n": {"type": "number"}}}
-    tag = {"format": {"type": "json_schema", "json_schema": schema}}
-    kind, value = ("structural_tag", tag) if in_tag else ("json_schema", schema)
-    constraint = Constraint(kind, json.dumps(value))
+    constraint = constrain(schema, in_tag)
     assert find_breach(constraint, '{"n": 1e999}') is None
     assert find_breach(constraint, '{"n": 1e99}') == ""
+
+
+SCHEMA = '{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}'
+
+
+@pytest.mark.parametrize(
+    ("constraint", "good", "bad"),
+    [
+        (Constraint("json_schema", SCHEMA), '{"n": 1}', '{"n": "1"}'),
+        (Constraint("json_schema", SCHEMA), '{"n": 1}', '{"n": 1'),
+        (Constraint("json_object"), "{}", "[]"),
+        (Constraint("regex", "a+b"), "aab", "aabb"),
+        (Constraint("choice", choices=("yes", "no")), "yes", "yesno"),
+    ],
+)
+def test_grammars_are_checked_by_other_means(constraint: Constraint, good: str, bad: str) -> None:
+    assert find_breach(constraint, good) == ""
+    assert find_breach(constraint, bad)
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Constraint("grammar", "root ::= 'a'"),
+        Constraint("regex", "("),
+        Constraint("json_schema", '{"type": 3}'),
+        Constraint("json_object", after_reasoning=True),
+    ],
+)
+def test_unreadable_constraints_have_no_breach(constraint: Constraint) -> None:
+    assert find_breach(constraint, "{}") is None
+
+
+def tagged(*elements: Any) -> Constraint:
+    """A structural tag as the gateway writes it for a model that reasons first."""
+    end = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": "</think>"}
+    space = {"type": "regex", "pattern": "[ \\n]{0,4}"}
+    return make_tag({"type": "sequence", "elements": [end, space, *elements]})
+
+
+JSON_PART = {"type": "json_schema", "json_schema": json.loads(SCHEMA)}
+CALL = {"type": "tag", "begin": "<call>", "content": JSON_PART, "end": "</call>"}
+CALLS = {
+    "type": "tags_with_separator", "tags": [CALL], "separator": "\n", "at_least_one": True,
+    "stop_after_first": False,
+}  # fmt: skip
+EITHER = {"type": "or", "elements": [{"type": "const_string", "value": "no"}, CALLS]}
+FREE = {"type": "triggered_tags", "triggers": ["<call"], "tags": [CALL], "stop_after_first": False}
+
+
+@pytest.mark.parametrize(
+    ("element", "good", "bad"),
+    [
+        (JSON_PART, '{"n": 1}\n', '{"n": "1"}'),
+        (JSON_PART, '\n\n {"n": 1}', 'x{"n": 1}'),
+        (CALLS, '<call>{"n": 1}</call>\n<call>{"n": 2}</call>', '<call>{"n": 1}</call>\n'),
+        (EITHER, "no", "nono"),
+        (FREE, 'so <call>{"n": 1}</call> and', "so <call>{}</call>"),
+        ({"type": "optional", "content": CALL}, "", "<call>"),
+        ({"type": "regex", "pattern": "a+b"}, "aab", "aabb"),
+    ],
+)
+def test_grammars_behind_a_reasoning_are_checked(element: Any, good: str, bad: str) -> None:
+    constraint = tagged(element)
+    assert find_breach(constraint, f"hm {{}}</think>{good}") == ""
+    assert find_breach(constraint, f"hm {{}}</think>{bad}")
+    assert find_breach(constraint, good), "the reasoning must end"
+
+
+@pytest.mark.parametrize(
+    "element",
+    [
+        {"type": "grammar", "grammar": "root ::= 'a'"},
+        {"type": "regex", "pattern": "("},
+        {"type": "json_schema", "json_schema": {"type": 3}},
+        {"type": "json_schema", "json_schema": {}, "style": "qwen_xml"},
+        {"type": "json_schema", "json_schema": {"uniqueItems": True}},
+        {"type": "json_schema"},
+    ],
+)
+def test_tags_that_nothing_here_reads_are_unknown(element: Any) -> None:
+    assert find_breach(tagged(element), "hm</think>[1, 1]") is None
+
+
+def test_a_long_answer_to_a_tag_of_many_ways_is_given_up() -> None:
+    ways = [{"type": "any_text"}] * 6
+    assert find_breach(tagged(*ways, ONE), "</think>" + "a" * 80) is None

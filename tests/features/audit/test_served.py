@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from eaglegate.engine.speculation.scores import AnswerScores
 from eaglegate.engine.supervision.draft_blame import DraftHold
@@ -24,15 +23,14 @@ from eaglegate.features.audit.records import (
 )
 from eaglegate.features.audit.settings import AuditSettings
 from eaglegate.observability.engine import SupervisionObserver
-from eaglegate.observability.labels import TelemetrySettings
-from eaglegate.observability.metrics import GROUPS
-from eaglegate.observability.pages import render_metrics, summarize_speculation
+from eaglegate.observability.pages import summarize_speculation
 from eaglegate.observability.problems import list_problems
 from eaglegate.observability.telemetry import Telemetry
 from eaglegate.server.apis.shared.gateway import Controls
 from eaglegate.server.cli.client import complete_url
 from eaglegate.server.cli.feature import build_features
 from tests.features.served import make_core
+from tests.observability.scene import read_page
 
 RECORD = AuditRecord(
     "chatcmpl-1", "chat", "greedy", "abc", 3, AuditOutcome.VIOLATED, "token 1 is wrong", 1.0, 0.1,
@@ -47,11 +45,6 @@ ANSWER = FinishedAnswer(
     "abc",
     0.0,
 )
-
-
-@pytest.fixture
-def telemetry() -> Telemetry:
-    return Telemetry(GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry())
 
 
 @pytest.fixture
@@ -74,7 +67,7 @@ async def test_a_held_workload_is_shown_and_released(audited: Any, telemetry: Te
     audited.feature.record_audit_drop("idle")
     shown = (await audited.get("/admin/audit")).json
     assert shown["holds"]["chat"]["reason"] == "token 1 is wrong"
-    page = render_metrics(telemetry.registry).decode()
+    page = read_page(telemetry)
     assert 'eaglegate_audit_hold{workload="chat"} 1.0' in page
     labels = 'choosing="greedy",depth="3",draft="abc",drafter="lookup",outcome="violated"'
     assert labels in page
@@ -97,7 +90,7 @@ async def test_a_depth_that_is_held_off_is_shown_and_released(
     observer.record_draft_death("eagle3", 5)
     observer.record_draft_hold(hold, is_held=True)
     labels = '{depth="5",engine="default",method="eagle3"} 1.0'
-    page = render_metrics(telemetry.registry).decode()
+    page = read_page(telemetry)
     assert f"eaglegate_draft_deaths_total{labels}" in page
     assert f"eaglegate_draft_hold{labels}" in page
     assert summarize_speculation(telemetry)["draft_holds"][0]["bound"] == 2
@@ -117,7 +110,7 @@ async def test_a_depth_that_is_held_off_is_shown_and_released(
     again = await audited.call("POST", "/admin/speculation/release", {})
     assert (again.status, again.json["error"]["code"]) == (409, "nothing_held")
     observer.record_draft_hold(hold, is_held=False)
-    assert "eaglegate_draft_hold{" not in render_metrics(telemetry.registry).decode()
+    assert "eaglegate_draft_hold{" not in read_page(telemetry)
 
 
 class Scorer:

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from eaglegate.engine.base import Engine
 from eaglegate.engine.errors import EngineFailed
@@ -27,11 +26,9 @@ from eaglegate.features.canary.runner import CanaryRunner
 from eaglegate.features.canary.sequential import CanaryFindings, CanaryRules
 from eaglegate.observability.engine import InstrumentedEngine
 from eaglegate.observability.facts import RequestEnded
-from eaglegate.observability.labels import TelemetrySettings
-from eaglegate.observability.metrics import GROUPS
-from eaglegate.observability.telemetry import Telemetry
 from eaglegate.server.apis.shared.gateway import Controls
 from eaglegate.text.events import FinishReason
+from tests.observability.scene import make_telemetry
 from tests.server.conftest import EOS, Lab, on_a_port
 
 pytestmark = pytest.mark.thorough
@@ -60,8 +57,8 @@ class Machine:
 
     def __post_init__(self) -> None:
         self.random = random.Random(3)
-        settings = TelemetrySettings(models=("demo",), lanes=("speculative", "plain"))
-        self.telemetry = Telemetry(GROUPS, settings, CollectorRegistry(), clock=lambda: self.now)
+        names = {"models": ("demo",), "lanes": ("speculative", "plain")}
+        self.telemetry = make_telemetry(clock=lambda: self.now, **names)
         engine = InstrumentedEngine(self.open_engine(), self.telemetry)
         self.lab.gateway.observer = self.telemetry
         self.lab.gateway.open(replace(self.lab.path(), engine=engine))

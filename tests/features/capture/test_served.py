@@ -13,7 +13,6 @@ from typing import Any
 import orjson
 import pytest
 from cryptography.fernet import Fernet
-from prometheus_client import CollectorRegistry
 
 from eaglegate.engine.events import Ending
 from eaglegate.engine.scripted import Pause
@@ -30,11 +29,10 @@ from eaglegate.observability.captures.files import make_cipher, read_records
 from eaglegate.observability.captures.record import CaptureRecord
 from eaglegate.observability.engine import InstrumentedEngine
 from eaglegate.observability.facts import AnswerAudited
-from eaglegate.observability.labels import TelemetrySettings
-from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.middleware import TelemetryMiddleware
 from eaglegate.observability.telemetry import Telemetry
 from eaglegate.text.events import FinishReason
+from tests.observability.scene import make_telemetry
 from tests.server.conftest import EOS, Lab, call
 
 SECRET = "zanzibar"
@@ -95,7 +93,7 @@ def bench(
         cipher,
         keeps_images,
     )
-    telemetry = Telemetry(GROUPS, TelemetrySettings(models=("demo",)), CollectorRegistry())
+    telemetry = make_telemetry(models=("demo",))
     capture.set_decode(lab.renderer.decode)
     CaptureSubscriber(capture, telemetry)
     telemetry.add_group(lambda scope: CapturedRequests(scope, capture.counts))

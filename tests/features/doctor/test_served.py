@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from eaglegate.engine.scripted import ScriptedEngine
 from eaglegate.engine.speculation.draft_versions import DraftVersion
@@ -17,18 +16,12 @@ from eaglegate.features.doctor.doctor import Doctor
 from eaglegate.features.doctor.feature import DoctorFeature, list_faults
 from eaglegate.features.doctor.settings import DoctorSettings
 from eaglegate.features.doctor.trials import PairedTrial, TrialRun
-from eaglegate.observability.labels import TelemetrySettings
-from eaglegate.observability.metrics import GROUPS
-from eaglegate.observability.pages import render_metrics, summarize_speculation
+from eaglegate.observability.pages import summarize_speculation
 from eaglegate.observability.telemetry import Telemetry
 from eaglegate.server.cli.feature import build_features
 from eaglegate.server.errors import ConfigError
 from tests.features.served import make_core
-
-
-@pytest.fixture
-def telemetry() -> Telemetry:
-    return Telemetry(GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry())
+from tests.observability.scene import read_page
 
 
 @pytest.fixture
@@ -83,7 +76,7 @@ async def test_diagnoses_are_shown_counted_and_logged(
     shown = (await lab.get("/admin/doctor")).json
     assert shown["diagnoses"][0]["outcome"] == "not treated"
     assert "cause: draft weights (acceptance length 30.0% lower in 8 trials)" in caplog.text
-    page = render_metrics(telemetry.registry).decode()
+    page = read_page(telemetry)
     labels = 'cause="draft weights",draft="abc",outcome="not treated"'
     assert f"eaglegate_diagnoses_total{{{labels}}} 1.0" in page
     assert summarize_speculation(telemetry)["doctor"]["diagnoses"]

@@ -11,9 +11,8 @@ import httpx
 import orjson
 import pytest
 from msgspec import structs
-from prometheus_client import CollectorRegistry
 
-from eaglegate.engine.events import Ending, Finish, RequestFacts, RequestTimes, Usage
+from eaglegate.engine.events import Ending, Finish, RequestTimes, Usage
 from eaglegate.engine.speculation.planner import DepthPlanner
 from eaglegate.engine.types import DecodeStep, DepthReason, Drafter, Step, UndraftedReason
 from eaglegate.features.explanations import ring as explain
@@ -21,12 +20,10 @@ from eaglegate.features.explanations.command import format_explanation, format_l
 from eaglegate.features.explanations.feature import follow
 from eaglegate.features.explanations.ring import ExplanationRing
 from eaglegate.observability.facts import AnswerAudited, RequestInterrupted
-from eaglegate.observability.labels import TelemetrySettings
-from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.middleware import HttpExchange
-from eaglegate.observability.telemetry import Telemetry
 from eaglegate.text.events import ContentDelta, FinishReason
 from tests.features.explanations.application import make_app
+from tests.observability.scene import begin, make_telemetry
 
 SECRET = "the prompt nobody may read"
 PLANNER = {
@@ -45,9 +42,7 @@ class Traffic:
     def __init__(self) -> None:
         self.now = 100.0
         self.ring = ExplanationRing(lambda: 1_700_000_000.0 + self.now)
-        self.telemetry = Telemetry(
-            GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry(), lambda: self.now
-        )
+        self.telemetry = make_telemetry(clock=lambda: self.now)
         follow(self.ring, self.telemetry.facts)
         self.num = 0
 
@@ -68,12 +63,10 @@ class Traffic:
         sequences = tuple(f"{name}-{at}" for at in range(choices))
         arrived = self.now = self.now + 0.01
         self.now += 0.5
-        facts = RequestFacts(
-            name, "chat", "m", "default", "chat", "", True, 12, sequences, arrived, self.now,
-            messages=({"role": "user", "content": SECRET},), times=times or RequestTimes(),
-        )  # fmt: skip
-        observation = self.telemetry.begin(facts)
-        timelines = [self.telemetry._sequences[one] for one in sequences]
+        secret = ({"role": "user", "content": SECRET},)
+        more = {"arrived": arrived, "messages": secret, "times": times or RequestTimes()}
+        observation = begin(self.telemetry, *sequences, id=name, prompt_tokens=12, **more)
+        timelines = [observation.sequences[one] for one in sequences]
         for seconds, step in steps:
             until = self.now + seconds
             for loss in losses:
