@@ -9,6 +9,7 @@ import pytest
 
 from tests.clients.brain import call
 from tests.clients.desk import Desk, Ran
+from tests.clients.tasks import delegate, fix_typo, go_on, use_mcp, write_typo
 
 pytestmark = pytest.mark.client("claude")
 
@@ -43,15 +44,14 @@ def result(ran: Ran) -> str:
 
 def test_edits(desk):
     """reads a file, edits it, runs a command"""
-    file = desk.write("hello.txt", "Hello wrld\n")
-    desk.brain.plays["fix"] = [
-        call("Read", file_path=str(file)),
-        call("Edit", file_path=str(file), old_string="wrld", new_string="world"),
+    file = write_typo(desk)
+    fix_typo(
+        desk,
+        lambda prompt: result(claude(desk, prompt)),
+        call("Read", file_path=file),
+        call("Edit", file_path=file, old_string="wrld", new_string="world"),
         call("Bash", command="cat hello.txt", description="check"),
-        "<think>\nIt is right now.\n</think>\n\nFixed.",
-    ]
-    assert result(claude(desk, "play:fix Fix the typo.")) == "Fixed."
-    assert desk.read("hello.txt") == "Hello world\n"
+    )
     assert desk.brain.during("fix")[-1].last == "Hello world"
 
 
@@ -68,19 +68,10 @@ def test_calls_in_parallel(desk):
 def test_sub_agent(desk):
     """hands a task to a sub-agent and reads its report"""
     file = desk.write("deep.txt", "the bottom")
-    desk.brain.plays["delegate"] = [
-        call(
-            "Task|Agent",
-            description="look",
-            prompt="play:dig Look.",
-            subagent_type="general-purpose",
-            run_in_background=False,
-        ),
-        "Done.",
-    ]
-    desk.brain.plays["dig"] = [call("Read", file_path=str(file)), "It says: the bottom."]
-    assert result(claude(desk, "play:delegate Delegate.")) == "Done."
-    assert "It says: the bottom." in desk.brain.during("delegate")[-1].last
+    task = {"prompt": "play:dig Look.", "description": "look", "run_in_background": False}
+    agent = call("Task|Agent", subagent_type="general-purpose", **task)
+    dig = call("Read", file_path=str(file))
+    delegate(desk, lambda prompt: result(claude(desk, prompt)), [agent], dig)
 
 
 def test_mcp(desk):
@@ -89,33 +80,27 @@ def test_mcp(desk):
     servers = {"mcpServers": {"desk": {"command": command, "args": arguments}}}
     config = desk.folder / "mcp.json"
     config.write_text(json.dumps(servers))
-    desk.brain.plays["ask"] = [
+    options = ("--mcp-config", str(config), "--strict-mcp-config")
+    use_mcp(
+        desk,
+        lambda prompt: result(claude(desk, prompt, *options)),
         call("ToolSearch", query="select:mcp__desk__lookup,mcp__desk__remember", max_results=5),
         call("mcp__desk__lookup", topic="door"),
         call("mcp__desk__remember", note="4711"),
-        "Noted.",
-    ]
-    options = ("--mcp-config", str(config), "--strict-mcp-config")
-    assert result(claude(desk, "play:ask Note it.", *options)) == "Noted."
-    assert desk.notes.read_text() == "4711\n"
+    )
 
 
 def test_resume(desk):
     """resumes a session in a new process"""
     desk.brain.plays["first"] = ["<think>\nhm\n</think>\n\nThe word is heron."]
-    first = claude(desk, "play:first Choose a word.")
-    desk.brain.plays["second"] = ["It is still heron."]
-    session = json.loads(first.out)["session_id"]
-    again = claude(desk, "play:second Which word?", "--resume", session)
-    assert result(again) == "It is still heron."
-    assert "The word is heron." in desk.brain.during("second")[-1].text
+    session = json.loads(claude(desk, "play:first Choose a word.").out)["session_id"]
+    go_on(desk, lambda prompt: result(claude(desk, prompt, "--resume", session)))
 
 
 def test_small_context(make_desk):
     """works in a context of 40,960 tokens, of which it asks 32,000 for the answer"""
     desk = make_desk(40_960)
-    file = desk.write("hello.txt", "Hello wrld\n")
-    desk.brain.plays["fix"] = [call("Read", file_path=str(file)), "It says wrld."]
+    desk.brain.plays["fix"] = [call("Read", file_path=write_typo(desk)), "It says wrld."]
     assert result(claude(desk, "play:fix Read it.")) == "It says wrld."
 
 
@@ -136,10 +121,8 @@ def test_compaction(desk):
     compacted = claude(desk, "/compact", "--resume", session)
     assert compacted.code == 0, compacted
     desk.brain.rules.clear()
-    desk.brain.plays["second"] = ["Still heron."]
-    again = claude(desk, "play:second Which word?", "--resume", session)
-    assert result(again) == "Still heron."
-    assert "A word was chosen: heron." in desk.brain.during("second")[-1].text
+    again = ("--resume", session)
+    go_on(desk, lambda prompt: result(claude(desk, prompt, *again)), "A word was chosen: heron.")
 
 
 def test_image(desk):

@@ -12,6 +12,7 @@ import pytest
 
 from tests.clients.brain import call
 from tests.clients.desk import Desk, Ran, end_group
+from tests.clients.tasks import delegate, fix_typo, use_mcp, write_typo
 
 pytestmark = pytest.mark.client("cline")
 
@@ -46,16 +47,14 @@ def said(ran: Ran) -> str:
 def test_edits(desk):
     """reads a file, edits it, runs a command"""
     configure(desk)
-    file = desk.write("hello.txt", "Hello wrld\n")
-    desk.brain.plays["fix"] = [
-        call("read_files", files=[{"path": str(file)}]),
-        call("editor", path=str(file), old_text="wrld", new_text="world"),
+    file = write_typo(desk)
+    fix_typo(
+        desk,
+        lambda prompt: said(ask(desk, prompt)),
+        call("read_files", files=[{"path": file}]),
+        call("editor", path=file, old_text="wrld", new_text="world"),
         call("run_commands", commands=["cat hello.txt"]),
-        "<think>\nIt is right now.\n</think>\n\nFixed.",
-    ]
-    assert said(ask(desk, "play:fix Fix the typo.")) == "Fixed."
-    assert desk.read("hello.txt") == "Hello world\n"
-    assert "Hello world" in desk.brain.during("fix")[-1].last
+    )
 
 
 def test_mcp(desk):
@@ -63,26 +62,16 @@ def test_mcp(desk):
     configure(desk)
     added = cline(desk, "mcp", "add", "desk", "--yes", "--", *desk.mcp_command)
     assert added.code == 0, added
-    desk.brain.plays["ask"] = [
-        call(".*lookup", topic="door"),
-        call(".*remember", note="4711"),
-        "Noted.",
-    ]
-    assert said(ask(desk, "play:ask Note it.")) == "Noted."
-    assert desk.notes.read_text() == "4711\n"
+    turns = call(".*lookup", topic="door"), call(".*remember", note="4711")
+    use_mcp(desk, lambda prompt: said(ask(desk, prompt)), *turns)
 
 
 def test_sub_agent(desk):
     """hands a task to a sub-agent and reads its report"""
     configure(desk)
-    desk.brain.plays["delegate"] = [
-        call("spawn_agent", systemPrompt="Look.", task="play:dig Look."),
-        "The word is heron.",
-    ]
-    desk.brain.plays["dig"] = [call("run_commands", commands=["echo deep"]), "It is deep."]
-    first = ask(desk, "play:delegate Delegate.")
-    assert said(first) == "The word is heron."
-    assert "It is deep." in desk.brain.during("delegate")[-1].text
+    agent = call("spawn_agent", systemPrompt="Look.", task="play:dig Look.")
+    dig = call("run_commands", commands=["echo deep"])
+    delegate(desk, lambda prompt: said(ask(desk, prompt)), [agent], dig)
 
 
 class Editor:

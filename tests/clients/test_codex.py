@@ -8,6 +8,7 @@ import pytest
 
 from tests.clients.brain import Seen, call
 from tests.clients.desk import Desk, Ran
+from tests.clients.tasks import delegate, fix_typo, go_on, use_mcp, write_typo
 
 pytestmark = pytest.mark.client("codex")
 
@@ -75,41 +76,32 @@ EOF"""
 def test_edits(desk):
     """reads a file, patches it, runs a command"""
     configure(desk)
-    desk.write("hello.txt", "Hello wrld\n")
-    desk.brain.plays["fix"] = [
+    write_typo(desk)
+    fix_typo(
+        desk,
+        lambda prompt: said(codex(desk, prompt)),
         ("<think>\nI look.\n</think>\n\nI look.\n", call("exec_command", cmd="cat hello.txt")),
         call("exec_command", cmd=PATCH),
         call("exec_command", cmd="cat hello.txt"),
-        "<think>\nIt is right now.\n</think>\n\nFixed.",
-    ]
-    assert said(codex(desk, "play:fix Fix the typo.")) == "Fixed."
-    assert desk.read("hello.txt") == "Hello world\n"
-    assert "Hello world" in desk.brain.during("fix")[-1].last
+    )
 
 
 def test_mcp(desk):
     """uses the tools of an MCP server, a namespace on the wire"""
     configure(desk)
-    desk.brain.plays["ask"] = [
-        call("mcp__desk__lookup", topic="door"),
-        call("mcp__desk__remember", note="4711"),
-        "Noted.",
-    ]
-    assert said(codex(desk, "play:ask Note the door code.")) == "Noted."
-    assert desk.notes.read_text() == "4711\n"
+    turns = call("mcp__desk__lookup", topic="door"), call("mcp__desk__remember", note="4711")
+    use_mcp(desk, lambda prompt: said(codex(desk, prompt)), *turns)
 
 
 def test_sub_agent(desk):
     """hands a task to a sub-agent, waits for it and reads its report"""
     configure(desk)
-    desk.brain.plays["delegate"] = [
+    turns = [
         call(".*spawn_agent", message="play:dig Look."),
         lambda seen: call(".*wait_agent", targets=[agent_id(seen)], timeout_ms=30_000),
-        "Done.",
     ]
-    desk.brain.plays["dig"] = [call("exec_command", cmd="echo deep"), "It says: deep."]
-    assert said(codex(desk, "play:delegate Delegate.")) == "Done."
-    assert "It says: deep." in desk.brain.during("delegate")[-1].text
+    dig = call("exec_command", cmd="echo deep")
+    delegate(desk, lambda prompt: said(codex(desk, prompt)), turns, dig)
 
 
 def agent_id(seen: Seen) -> str:
@@ -121,10 +113,7 @@ def test_resume(desk):
     configure(desk)
     desk.brain.plays["first"] = ["<think>\nhm\n</think>\n\nThe word is heron."]
     first = codex(desk, "play:first Choose a word.")
-    desk.brain.plays["second"] = ["It is still heron."]
-    again = codex(desk, "resume", session(first), "play:second Which word?")
-    assert said(again) == "It is still heron."
-    assert "The word is heron." in desk.brain.during("second")[-1].text
+    go_on(desk, lambda prompt: said(codex(desk, "resume", session(first), prompt)))
 
 
 def test_compaction(desk):
@@ -134,10 +123,8 @@ def test_compaction(desk):
     desk.brain.plays["grow"] = [call("exec_command", cmd="seq 4000"), "The word is heron."]
     first = codex(desk, "play:grow Grow.")
     assert first.code == 0, first
-    desk.brain.plays["second"] = ["Still heron."]
-    again = codex(desk, "resume", session(first), "play:second Which word?")
-    assert said(again) == "Still heron."
-    assert "A word was chosen: heron." in desk.brain.during("second")[-1].text
+    again = ("resume", session(first))
+    go_on(desk, lambda prompt: said(codex(desk, *again, prompt)), "A word was chosen: heron.")
 
 
 def test_built_in_provider(desk):

@@ -8,6 +8,7 @@ import pytest
 
 from tests.clients.brain import call
 from tests.clients.desk import Desk, Ran
+from tests.clients.tasks import delegate, fix_typo, go_on, use_mcp, write_typo
 
 pytestmark = pytest.mark.client("opencode")
 
@@ -55,43 +56,30 @@ def said(ran: Ran) -> str:
 def test_edits(desk):
     """reads a file, edits it, runs a command"""
     configure(desk)
-    file = desk.write("hello.txt", "Hello wrld\n")
-    desk.brain.plays["fix"] = [
-        call("read", filePath=str(file)),
-        call("edit", filePath=str(file), oldString="wrld", newString="world"),
+    file = write_typo(desk)
+    fix_typo(
+        desk,
+        lambda prompt: said(opencode(desk, prompt)),
+        call("read", filePath=file),
+        call("edit", filePath=file, oldString="wrld", newString="world"),
         call("bash", command="cat hello.txt", description="check"),
-        "<think>\nIt is right now.\n</think>\n\nFixed.",
-    ]
-    assert said(opencode(desk, "play:fix Fix the typo.")) == "Fixed."
-    assert desk.read("hello.txt") == "Hello world\n"
-    assert "Hello world" in desk.brain.during("fix")[-1].last
+    )
 
 
 def test_mcp(desk):
     """uses the tools of an MCP server"""
     configure(desk)
-    desk.brain.plays["ask"] = [
-        call("desk_lookup", topic="door"),
-        call("desk_remember", note="4711"),
-        "Noted.",
-    ]
-    assert said(opencode(desk, "play:ask Note it.")) == "Noted."
-    assert desk.notes.read_text() == "4711\n"
+    turns = call("desk_lookup", topic="door"), call("desk_remember", note="4711")
+    use_mcp(desk, lambda prompt: said(opencode(desk, prompt)), *turns)
 
 
 def test_sub_agent_and_resume(desk):
     """hands a task to a sub-agent; resumes the session in a new process"""
     configure(desk)
-    desk.brain.plays["delegate"] = [
-        call("task", description="look", prompt="play:dig Look.", subagent_type="general"),
-        "The word is heron.",
-    ]
-    desk.brain.plays["dig"] = [call("bash", command="echo deep", description="look"), "It is deep."]
-    assert said(opencode(desk, "play:delegate Delegate.")) == "The word is heron."
-    assert "It is deep." in desk.brain.during("delegate")[-1].text
-    desk.brain.plays["second"] = ["Still heron."]
-    assert said(opencode(desk, "--continue", "play:second Which word?")) == "Still heron."
-    assert "The word is heron." in desk.brain.during("second")[-1].text
+    agent = call("task", description="look", prompt="play:dig Look.", subagent_type="general")
+    dig = call("bash", command="echo deep", description="look")
+    delegate(desk, lambda prompt: said(opencode(desk, prompt)), [agent], dig)
+    go_on(desk, lambda prompt: said(opencode(desk, "--continue", prompt)))
 
 
 def test_compaction(desk):
@@ -104,6 +92,5 @@ def test_compaction(desk):
     ]
     first = opencode(desk, "play:grow Grow.")
     assert first.code == 0, first
-    desk.brain.plays["second"] = ["Still heron."]
-    assert said(opencode(desk, "--continue", "play:second Which word?")) == "Still heron."
-    assert "A word was chosen: heron." in desk.brain.during("second")[-1].text
+    again = "A word was chosen: heron."
+    go_on(desk, lambda prompt: said(opencode(desk, "--continue", prompt)), again)

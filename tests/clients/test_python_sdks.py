@@ -57,21 +57,6 @@ def test_instructor(desk):
         assert all(one == REPORT for one in made), found
 
 
-@pytest.mark.client("litellm")
-def test_litellm_sdk(desk):
-    """calls a tool through its OpenAI, vLLM and Anthropic providers; text and responses"""
-    found = found_by(desk, "litellm", "litellm_calls.py", desk.url)
-    for model in ("openai/demo", "hosted_vllm/demo", "anthropic/demo"):
-        assert found[model] == {
-            "call": {"city": "Oslo"},
-            "whole": "It rains in Oslo.",
-            "streamed": "It rains in Oslo.",
-            "tokens": True,
-        }
-    assert found["text"] == IDLE
-    assert found["response"] == "You are welcome."
-
-
 PROXY = """\
 model_list:
   - model_name: demo
@@ -96,7 +81,7 @@ def test_litellm_proxy(desk):
     }
     with desk.serve("litellm", *command, ready=f"{url}/health/liveliness", env=local):
         found = found_by(desk, "litellm", "litellm_proxy.py", url)
-    for model in ("demo", "demo-anthropic"):
+    for model in ("demo", "demo-openai", "demo-anthropic"):
         assert found[model]["call"] == {"city": "Oslo"}
         assert found[model]["whole"] == found[model]["streamed"] == "It rains in Oslo."
         assert found[model]["tokens"] > 0
