@@ -26,6 +26,8 @@ HOSTS = ("images.example", "other.example", "images.example:8443")
 URL = "http://images.example/cat.png?token=secret"
 MAX_BYTES = 10_000
 PICTURE = make_picture()
+NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""For fetchers that need none: reading those of the machine takes longer than a test."""
 
 
 class Site:
@@ -116,7 +118,7 @@ async def site() -> AsyncIterator[Site]:
 
 @pytest.fixture
 async def fetcher(site) -> AsyncIterator[ImageFetcher]:
-    fetcher = ImageFetcher(HOSTS, site.resolve, Network(site))
+    fetcher = ImageFetcher(HOSTS, site.resolve, Network(site), NO_CERTIFICATES)
     yield fetcher
     await fetcher.aclose()
 
@@ -300,7 +302,7 @@ async def test_a_slow_resolver_is_given_up(site, monkeypatch) -> None:
         return []
 
     monkeypatch.setattr(fetch, "FETCH_S", 0.1)
-    fetcher = ImageFetcher(HOSTS, resolve, Network(site))
+    fetcher = ImageFetcher(HOSTS, resolve, Network(site), NO_CERTIFICATES)
     assert "more than 0.1 s" in await refuse(fetcher)
     await fetcher.aclose()
 
@@ -309,7 +311,7 @@ async def test_a_name_that_does_not_resolve(site) -> None:
     async def resolve(host: str, port: int) -> list[str]:
         raise OSError("Name or service not known")
 
-    fetcher = ImageFetcher(HOSTS, resolve, Network(site))
+    fetcher = ImageFetcher(HOSTS, resolve, Network(site), NO_CERTIFICATES)
     assert "the connection to its host failed" in await refuse(fetcher)
     await fetcher.aclose()
 
@@ -331,7 +333,7 @@ async def test_a_silent_name_server_does_not_delay_prompts(site, monkeypatch) ->
         return []
 
     monkeypatch.setattr(fetch.socket, "getaddrinfo", wait)
-    fetcher = ImageFetcher(["images.example"], network=Network(site))
+    fetcher = ImageFetcher(HOSTS, network=Network(site), tls=NO_CERTIFICATES)
     task = asyncio.create_task(refuse(fetcher))
     try:
         await began.wait()
