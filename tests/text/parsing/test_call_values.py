@@ -153,21 +153,13 @@ def plain(text: str) -> str:
 
 
 @PARSERS
-@pytest.mark.parametrize("between", ["And:\n", "Now <b>the</b> other.\n", "x </a> y < z\n"])
-def test_text_between_two_calls_is_content(parser, between):
-    w = Writer(parser)
-    output = w.section(w.call("city", city="Oslo"), between, w.call("city", city="Rome"))
-    w.check(output, ("city", {"city": "Oslo"}), ("city", {"city": "Rome"}), content=between.strip())
-
-
-@PARSERS
 def test_text_between_many_calls(parser):
     w = Writer(parser)
     output = w.section(
         w.call("city", city="Oslo"),
-        "One.\n",
+        "Now <b>the</b> other.\n",
         w.call("ping"),
-        "Two.\n",
+        "x </a> y < z\n",
         w.call("write", path="p", text=f"quoted: {w.call('city', city='Q')} there"),
         "Three.\n",
         w.call("city", city="Rome"),
@@ -180,28 +172,8 @@ def test_text_between_many_calls(parser):
         ("ping", {}),
         ("write", {"path": "p", "text": quoted}),
         ("city", {"city": "Rome"}),
-        content="One.\n\nTwo.\n\nThree.\n\nFour.",
+        content="Now <b>the</b> other.\n\nx </a> y < z\n\nThree.\n\nFour.",
     )
-
-
-@PARSERS
-def test_a_second_call_that_is_cut_off(parser):
-    w = Writer(parser)
-    output = w.section(w.call("city", city="Oslo"), "And:\n", w.open("city", "city"), "Ro\0")
-    w.check(
-        output.partition("\0")[0],
-        ("city", {"city": "Oslo"}),
-        ("city", '{"city": "Ro', "truncated"),
-        content="And:",
-        finish=FinishReason.LENGTH,
-    )
-
-
-@PARSERS
-def test_text_behind_the_last_call(parser):
-    w = Writer(parser)
-    output = w.section(w.call("city", city="Oslo"), "Done.\n")
-    w.check(output, ("city", {"city": "Oslo"}), content="Done.")
 
 
 QUOTED = {
@@ -298,17 +270,6 @@ def test_a_call_quoted_behind_the_end_of_its_call_is_not_delivered(parser, as_te
         plain(output) if as_text else output,
         ("write", {"path": "p", "text": plain(value)}, outcome),
         ("city", {"city": "Rome"}),
-    )
-
-
-@ENDINGS
-def test_calls_in_sections_of_their_own(parser, as_text):
-    w = Writer(parser)
-    sections = [w.section(w.call("city", city=city)) for city in ("Oslo", "Rome", "Bern")]
-    output = "\n".join(sections)
-    w.check(
-        plain(output) if as_text else output,
-        *(("city", {"city": city}) for city in ("Oslo", "Rome", "Bern")),
     )
 
 
