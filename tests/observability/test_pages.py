@@ -149,28 +149,23 @@ def test_the_package_holds_every_file_of_the_page():
     assert set((root / "observability" / "page").iterdir()) <= packed
 
 
-def position_totals(accepted_at: tuple[int, ...], proposed_at: tuple[int, ...]) -> Totals:
-    return Totals(verify_steps=proposed_at[0], accepted_at=accepted_at, proposed_at=proposed_at)
+FEW = MIN_AT_RISK - 1
 
 
-def test_slope_is_zero_when_every_position_is_as_good_as_the_one_before():
-    assert compute_conditional_slope(position_totals((500, 250, 125), (1000, 1000, 1000))) == 0
-
-
-def test_slope_falls_with_drift():
-    slope = compute_conditional_slope(position_totals((800, 480, 192), (1000, 1000, 1000)))
-    assert slope == pytest.approx(-0.2)
-
-
-def test_slope_does_not_fall_because_some_requests_draft_less():
-    assert compute_conditional_slope(position_totals((800, 320, 256), (1000, 500, 500))) == 0
-
-
-def test_slope_needs_steps_that_got_there():
-    few = MIN_AT_RISK - 1
-    assert compute_conditional_slope(position_totals((few, 0), (few, few))) is None
-    assert compute_conditional_slope(position_totals((few, 0), (1000, 1000))) is None
-    assert orjson.dumps(position_totals((1,), (1,)).conditional_acceptance) == b"[1.0]"
+@pytest.mark.parametrize(
+    ("accepted_at", "proposed_at", "slope"),
+    [
+        pytest.param((500, 250, 125), (1000, 1000, 1000), 0, id="no drift"),
+        pytest.param((800, 480, 192), (1000, 1000, 1000), pytest.approx(-0.2), id="drift"),
+        pytest.param((800, 320, 256), (1000, 500, 500), 0, id="some requests draft less"),
+        pytest.param((FEW, 0), (FEW, FEW), None, id="few steps"),
+        pytest.param((FEW, 0), (1000, 1000), None, id="few steps that got there"),
+    ],
+)
+def test_the_slope_tells_drift(accepted_at, proposed_at, slope):
+    totals = Totals(verify_steps=proposed_at[0], accepted_at=accepted_at, proposed_at=proposed_at)
+    assert compute_conditional_slope(totals) == slope
+    assert orjson.dumps(totals.conditional_acceptance)
 
 
 @pytest.mark.parametrize(

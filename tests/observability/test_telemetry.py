@@ -208,17 +208,6 @@ def test_an_endpoint_picker_sees_the_queue(telemetry, monkeypatch, ranks, waitin
     assert (read_as_picker(page, WAITING), read_as_picker(page, RUNNING)) == (waiting, running)
 
 
-async def test_the_account_balances(telemetry):
-    await answer(telemetry, steps(range(12), cuts=[1, 3, 3, 4, 1]), max_tokens=9)
-    first, accepted, lost = (
-        value(telemetry, name + "_total")
-        for name in ("first_tokens", "accepted_tokens", "lost_bonus_tokens")
-    )
-    decode = value(telemetry, "decode_steps_total", outcome="accepted")
-    assert (first, accepted, decode, lost) == (1, 6, 3, 1)
-    assert value(telemetry, "completion_tokens_total") == first + accepted + decode - lost
-
-
 async def test_the_page_holds_ours_and_the_process_wide_ones_once(telemetry):
     await answer(telemetry, steps(range(5), cuts=[1, 4]))
     page = read_page(telemetry)

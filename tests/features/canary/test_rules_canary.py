@@ -152,16 +152,6 @@ async def test_worse_rules_are_rolled_back(machine: Machine, share: float | None
     assert machine.canary.describe()["cost"]["extra_s"] > 0
 
 
-@HOW
-async def test_rules_of_the_same_effect_end_without_either(
-    machine: Machine, share: float | None
-) -> None:
-    found = await machine.run(SpeculationRules(depth=3), share)
-    most = (RULES if share is None else MORE_BLOCKS).max_blocks
-    assert (found.verdict, found.blocks) == (CanaryVerdict.UNDECIDED, most)
-    assert (machine.policy.rules, machine.policy.trial) == (SpeculationRules(), None)
-
-
 async def test_rules_that_lose_one_workload_are_not_promoted(machine: Machine) -> None:
     """Chat gains; the other workload, which a header names, loses more than its margin."""
     machine.policy.rules = SpeculationRules(workload_depths={"tools": 1})

@@ -125,12 +125,6 @@ async def test_a_worse_worker_is_held(machine: FleetMachine) -> None:
     assert machine.count()["b"] > before
 
 
-async def test_equal_workers_end_without_either(machine: FleetMachine) -> None:
-    found = await machine.try_worker("b")
-    assert (found.verdict, found.blocks) == (CanaryVerdict.UNDECIDED, JUDGED.max_blocks)
-    assert machine.find_state("b") is WorkerState.SERVING
-
-
 async def test_sessions_stay_where_they_are(machine: FleetMachine) -> None:
     """No session moves when a canary starts, runs or ends; none is spilled meanwhile."""
     sessions = [f"s-{at}" for at in range(40)]

@@ -81,6 +81,11 @@ def capture(patterns: Sequence[str], **ended: Any) -> CaptureRecord:
     return parse_record(write(patterns, make_ended(**ended)))
 
 
+def read_content(record: CaptureRecord) -> Any:
+    assert record.messages is not None
+    return record.messages[0]["content"]
+
+
 def user(content: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content}]}
 
@@ -225,8 +230,7 @@ def test_ids_of_an_answer_that_is_found_are_left_out_of_the_prompt_too() -> None
 )
 def test_escaped_spellings_are_redacted(content: str, expected: str) -> None:
     record = capture(["Zürich"], body=user(content))
-    assert record.messages is not None
-    assert record.messages[0]["content"] == expected
+    assert read_content(record) == expected
     assert record.redacted is (content != expected)
 
 
@@ -242,7 +246,7 @@ def test_answers_with_escaped_spellings_lose_their_tokens(answer: str) -> None:
 )
 def test_short_escapes_are_read(escape: str, meant: str) -> None:
     record = capture([f"a{meant}b"], body=user(f"is a{escape}b"))
-    assert record.messages is not None and record.messages[0]["content"] == REDACTED
+    assert read_content(record) == REDACTED
 
 
 def test_a_text_may_hold_what_only_looks_like_an_escape() -> None:
@@ -270,17 +274,14 @@ def test_numbers_are_looked_at_in_full(pattern: str, number: object, found: bool
 @pytest.mark.parametrize("gap", GAPS)
 def test_parts_are_read_with_what_templates_put_between_them(gap: str) -> None:
     content = [{"text": "a"}, {"text": "bb"}, {"text": "a sec"}, {"text": "ret b"}, {"text": "c"}]
-    record = capture([f"sec{gap}ret"], body=user(content))
-    assert record.messages is not None
-    texts = [part["text"] for part in record.messages[0]["content"]]
-    assert texts == ["a", "bb", REDACTED, REDACTED, "c"]
+    parts = read_content(capture([f"sec{gap}ret"], body=user(content)))
+    assert [part["text"] for part in parts] == ["a", "bb", REDACTED, REDACTED, "c"]
 
 
 def test_a_part_of_its_own_is_not_replaced_whole() -> None:
-    record = capture(["red"], body=user([{"text": "x red y"}, {"text": "other"}, {"text": "z"}]))
-    assert record.messages is not None
-    texts = [part["text"] for part in record.messages[0]["content"]]
-    assert texts == ["x [redacted] y", "other", "z"]
+    content = [{"text": "x red y"}, {"text": "other"}, {"text": "z"}]
+    parts = read_content(capture(["red"], body=user(content)))
+    assert [part["text"] for part in parts] == ["x [redacted] y", "other", "z"]
 
 
 def test_a_prompt_of_ids_and_texts_is_left_out_where_a_text_is_found() -> None:
