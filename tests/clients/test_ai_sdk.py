@@ -1,4 +1,4 @@
-"""Vercel's AI SDK: four providers of two major versions."""
+"""SDKs for JavaScript: Vercel's, four providers of two major versions, and OpenAI's for agents."""
 
 from __future__ import annotations
 
@@ -59,3 +59,28 @@ def test_anthropic_client_tools(desk, client):
     ran = desk.run_script(client, TOOLS_SCRIPT, desk.url)
     assert ran.code == 0, ran
     assert json.loads(ran.out) == {"calls": [{"command": "ls"}, edit, click], "text": "Done."}
+
+
+AGENTS_SCRIPT = SCRIPT.with_name("openai_agents.mjs")
+REPORT = {"city": "Oslo", "degrees": 12}
+
+
+@pytest.mark.client("agents-js")
+@pytest.mark.parametrize("api", ["chat_completions", "responses"])
+def test_agents(desk, api):
+    """runs a tool loop whole and streamed, a second turn, a typed result, a handoff"""
+    look = [call("weather", city="Oslo"), "It rains in Oslo."]
+    desk.brain.plays["weather"] = look
+    desk.brain.plays["thanks"] = ["You are welcome."]
+    desk.brain.plays["text"] = [json.dumps(REPORT)]
+    desk.brain.plays["handoff"] = [call("transfer_to_forecaster"), *look]
+    ran = desk.run_script("agents-js", AGENTS_SCRIPT, api, desk.url)
+    assert ran.code == 0, ran
+    assert json.loads(ran.out) == {
+        "whole": "It rains in Oslo.",
+        "streamed": "It rains in Oslo.",
+        "second": "You are welcome.",
+        "typed": REPORT,
+        "handed": ["forecaster", "It rains in Oslo."],
+        "cities": ["Oslo", "Oslo", "Oslo"],
+    }

@@ -1,4 +1,4 @@
-"""Effects as people read them: per cent, and points of the metric itself."""
+"""Effects as people read them, per cent and points of the metric itself, and as metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 from eaglegate.features.canary import draft_command
 from eaglegate.features.canary.canary import describe_evidence
 from eaglegate.features.canary.effects import describe_effect
+from eaglegate.features.canary.metrics import Canaries
 from eaglegate.features.canary.sequential import CanaryRules, CanaryTest, SlotPair
+from tests.observability.scene import make_telemetry, read
 
 
 def row(metric: str, mean: float, low: float | None, high: float | None, blocks: int = 9) -> Any:
@@ -83,3 +85,15 @@ def test_the_command_prints_a_line_of_words_for_each_metric() -> None:
     lines = draft_command._format({"canary": canary}).splitlines()
     assert lines[-1].strip() == "TPOT 25 % slower (22 % faster to 100 % slower)"
     assert "?" not in "".join(lines)
+
+
+def test_the_effect_has_only_the_ends_that_are_known() -> None:
+    telemetry = make_telemetry(())
+    row = {"metric": "tpot", "mean": 0.1, "low": None, "high": 0.3, "blocks": 4}
+    canary = {"running": True, "blocks": 4, "evidence": [row]}
+    telemetry.add_group(lambda scope: Canaries(scope, lambda: canary, lambda: {"promote": 2}))
+    assert read(telemetry, "canaries_total", verdict="promote") == 2
+    assert read(telemetry, "canary_running") == 1
+    assert read(telemetry, "canary_blocks") == 4
+    assert read(telemetry, "canary_effect", metric="tpot", end="high") == 0.3
+    assert read(telemetry, "canary_effect", metric="tpot", end="low") is None

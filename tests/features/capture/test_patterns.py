@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from eaglegate.features.capture.files import RecordDropped
 from eaglegate.features.capture.patterns import compile_pattern
 from eaglegate.features.capture.redaction import REDACTED, Redactor
+from eaglegate.features.capture.settings import CaptureSettings
+from eaglegate.server.cli.command_line import read_command_line
+from eaglegate.server.errors import ConfigError
 
 EMAIL = r"[\w.+-]+@[\w-]+\.[\w.]+"
 
@@ -152,3 +157,16 @@ def test_the_time_that_decoding_takes_is_not_that_of_the_patterns() -> None:
     now += 0.1
     with pytest.raises(RecordDropped):
         redactor.read([3])
+
+
+def test_patterns_are_checked_with_the_command_line(tmp_path: Path) -> None:
+    line = ["model", "--upstream", "http://127.0.0.1:9", "--capture", str(tmp_path)]
+    with pytest.raises(ConfigError, match=r"--capture-redact .* RE2"):
+        read_command_line("serve", [*line, "--capture-redact", "(?=x)"], lambda _: None)
+
+
+def test_patterns_need_an_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "re2", None)
+    assert CaptureSettings(capture=str(tmp_path)).is_on
+    with pytest.raises(ConfigError, match=r"--capture-redact .* pip install '.\[re2\]'"):
+        CaptureSettings(capture=str(tmp_path), capture_redact=("secret",))
