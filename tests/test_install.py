@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import subprocess
-import time
 import tomllib
 from pathlib import Path
 
@@ -189,18 +187,6 @@ def test_torchvision_is_importable_beside_a_cpu_torch(install, pip):
     assert module.read_text().startswith("import torch\n")
     assert module.read_text().count(".define(") == 1
     assert "torchvision_operators.py" in (ROOT / "Dockerfile").read_text()
-
-
-def test_progress_says_how_many_of_how_many(install, tmp_path):
-    environment = install.Environment(tmp_path)
-    environment.log.write_text("$ before\nCollecting old\n\n$ pip\nCollecting a\nCollecting b\n")
-    assert install._progress(environment, 180, 0.0) == "2 of 180 fetched"
-    environment.log.write_text("\n$ pip\nInstalling collected packages: a, b\n")
-    for name, age_s in (("old", 10_000), ("a", 0)):
-        package = tmp_path / "lib" / "python3.11" / "site-packages" / f"{name}-1.dist-info"
-        package.mkdir(parents=True)
-        os.utime(package, (time.time() - age_s,) * 2)
-    assert install._progress(environment, 180, time.time() - 60) == "1 of 180 unpacked"
 
 
 @pytest.mark.parametrize("terminal", [True, False])

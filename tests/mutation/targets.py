@@ -13,6 +13,28 @@ FULL_QUEUE = tuple(
 )
 """The tests of fairness that simulate nothing."""
 
+ACCOUNTS = (
+    "tests/server/access/test_budget.py",
+    "tests/server/access/test_bounds.py",
+    "tests/server/access/test_quota.py",
+    "tests/server/access/test_admission.py",
+    "tests/server/access/test_keys.py",
+    "tests/server/access/test_clock.py",
+    "tests/server/stateful/test_admission.py::test_no_history_surprises[Quotas]",
+)
+STORED = (
+    "tests/server/store/test_store_held.py",
+    "tests/server/store/test_store.py",
+    "tests/server/apis/responses/test_conversations.py",
+    "tests/server/apis/responses/test_item_references.py",
+)
+RECOVERY = (
+    "tests/engine/supervision/test_supervisor.py",
+    "tests/engine/supervision/test_blame.py",
+    "tests/engine/supervision/test_depth_bound.py",
+    "tests/engine/supervision/test_restarts.py",
+)
+
 TARGETS: dict[str, tuple[str, ...]] = {
     "server/access/admission.py": (
         "tests/server/access/test_admission.py",
@@ -43,50 +65,19 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "engine/speculation/fair_share.py": ("tests/engine/speculation/test_fair_share.py",),
     "server/generation/trials.py": ("tests/server/generation/test_trials.py",),
-    "server/access/budget.py": (
-        "tests/server/access/test_budget.py",
-        "tests/server/access/test_bounds.py",
-        "tests/server/access/test_quota.py",
-        "tests/server/http/test_slow_readers.py",
-        "tests/server/access/test_admission.py",
-        "tests/server/access/test_keys.py",
-        "tests/server/access/test_clock.py",
-        "tests/server/stateful/test_admission.py::test_no_history_surprises[Quotas]",
-    ),
-    "server/access/caller.py": (
-        "tests/server/access/test_quota.py",
-        "tests/server/access/test_bounds.py",
-        "tests/server/access/test_budget.py",
-        "tests/server/access/test_admission.py",
-        "tests/server/access/test_keys.py",
-        "tests/server/access/test_clock.py",
-        "tests/server/stateful/test_admission.py::test_no_history_surprises[Quotas]",
-    ),
+    "server/access/budget.py": (*ACCOUNTS, "tests/server/http/test_slow_readers.py"),
+    "server/access/caller.py": ACCOUNTS,
     "server/access/keys.py": (
         "tests/server/access/test_keys.py",
         "tests/server/access/test_door.py",
         "tests/server/access/test_clock.py",
     ),
-    "server/store/sql.py": (
-        "tests/server/store/test_store_held.py",
-        "tests/server/store/test_store.py",
-        "tests/server/apis/responses/test_conversations.py",
-        "tests/server/apis/responses/test_item_references.py",
-    ),
-    "server/store/conversations.py": (
-        "tests/server/apis/responses/test_conversations.py",
-        "tests/server/store/test_store.py",
-        "tests/server/apis/responses/test_item_references.py",
-    ),
+    "server/store/sql.py": STORED,
+    "server/store/conversations.py": STORED,
+    "server/store/items.py": STORED,
     "server/store/database.py": (
         "tests/server/store/test_database.py",
         "tests/server/store/test_store.py",
-    ),
-    "server/store/items.py": (
-        "tests/server/store/test_store_held.py",
-        "tests/server/store/test_store.py",
-        "tests/server/apis/responses/test_conversations.py",
-        "tests/server/apis/responses/test_item_references.py",
     ),
     "server/apis/responses/background.py": (
         "tests/server/apis/responses/test_background.py",
@@ -118,13 +109,12 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/text/parsing/test_damaged.py",
         "tests/text/parsing/test_shapes.py",
     ),
-    "engine/speculation/accounting.py": (
-        "tests/engine/speculation/test_accounting.py",
-        "tests/observability/test_account_scripted.py",
-    ),
-    "engine/totals.py": (
-        "tests/engine/speculation/test_accounting.py",
-        "tests/observability/test_account_scripted.py",
+    **dict.fromkeys(
+        ("engine/speculation/accounting.py", "engine/totals.py"),
+        (
+            "tests/engine/speculation/test_accounting.py",
+            "tests/observability/test_account_scripted.py",
+        ),
     ),
     "engine/speculation/lookup/acceptance.py": (
         "tests/engine/speculation/test_lookup_choice.py",
@@ -157,19 +147,13 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "engine/supervision/continuation.py": (
         "tests/engine/supervision/test_continuation.py",
-        "tests/engine/supervision/test_supervisor.py",
-        "tests/engine/supervision/test_blame.py",
-        "tests/engine/supervision/test_depth_bound.py",
-        "tests/engine/supervision/test_restarts.py",
+        *RECOVERY,
     ),
     "engine/supervision/recovery.py": (
         "tests/engine/supervision/test_recovery.py",
         "tests/engine/supervision/test_draft_blame.py",
         "tests/engine/supervision/test_unclaimed.py",
-        "tests/engine/supervision/test_supervisor.py",
-        "tests/engine/supervision/test_blame.py",
-        "tests/engine/supervision/test_depth_bound.py",
-        "tests/engine/supervision/test_restarts.py",
+        *RECOVERY,
         "tests/engine/fleet/test_fleet.py",
     ),
     "features/capture/capture.py": (

@@ -61,11 +61,7 @@ def lab() -> SeeingLab:
     [
         {"type": "image_url", "image_url": {"url": url(20)}, "source": {"url": "http://a.example"}},
         {"type": "input_image", "image_url": url(20), "source": {"data": "AAAA"}},
-        {
-            "type": "image",
-            "source": {"type": "url", "url": url(20)},
-            "image_url": "http://a.example",
-        },
+        BLOCKS[0] | {"image_url": "http://a.example"},
     ],
 )
 def test_members_of_other_apis_do_not_hide_an_image(part):
