@@ -81,7 +81,7 @@ def test_litellm_proxy(desk):
     }
     with desk.serve("litellm", *command, ready=f"{url}/health/liveliness", env=local):
         found = found_by(desk, "litellm", "litellm_proxy.py", url)
-    for model in ("demo", "demo-openai", "demo-anthropic"):
+    for model in ("demo", "demo-anthropic"):
         assert found[model]["call"] == {"city": "Oslo"}
         assert found[model]["whole"] == found[model]["streamed"] == "It rains in Oslo."
         assert found[model]["tokens"] > 0
