@@ -1,9 +1,9 @@
-"""Sends requests of ``tests/attacks/grammar.py`` and says what must not have happened.
+"""Sends strange and malformed requests and says what must not have happened.
 
 python -m tests.attacks.fuzz [--requests 20000] [--seed 1]
 
 Nothing may hang, nothing may be a 5xx, every error has the API's shape, and every stream ends as
-its API says.
+its API says. Most requests are of ``grammar.py``, a third of ``malformed.py``.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import httpx
 
 from tests.attacks.grammar import RequestGrammar
+from tests.attacks.malformed import Spoiler
 from tests.attacks.run import running
-from tests.faults.fuzz import shaped
 
 HANG_S = 30.0
 TOGETHER = 8
 REMEMBERED = 50
-NEVER = ("5xx", "hang", "broken", "misshapen", "unended")
+NEVER = ("5xx", "raw 5xx", "hang", "broken", "misshapen", "unended")
 LAST = (
     *(f'"type":"response.{end}"'.encode() for end in ("completed", "failed", "incomplete")),
     b'"type":"response.cancelled"',
@@ -35,12 +37,22 @@ LAST = (
 """Marks of a last frame: every stream's last frame has one of them."""
 
 
+def shaped(path: str, body: bytes) -> bool:
+    """Whether an error is in the API's own shape."""
+    try:
+        error = json.loads(body)["error"]
+    except (ValueError, KeyError, TypeError):
+        return False
+    kinds = {"message", "type"} if path.startswith("/v1/messages") else {"message", "type", "code"}
+    return kinds <= set(error) and bool(error["message"])
+
+
 class Fuzz:
-    def __init__(self, client: httpx.AsyncClient, seed: int) -> None:
+    def __init__(self, client: httpx.AsyncClient, document: dict, seed: int) -> None:
         self.seen: Counter[str] = Counter()
         self.slowest = 0.0
         self._client = client
-        self._grammar = RequestGrammar(seed)
+        self._grammar, self._spoiler = RequestGrammar(seed), Spoiler(document, seed)
 
     async def run(self, requests: int) -> None:
         left = iter(range(requests))
@@ -50,9 +62,32 @@ class Fuzz:
         alive = await self._client.get("/health")
         self.seen["dead"] = int(alive.status_code != 200)
 
-    async def _send_some(self, left: object) -> None:
-        for _ in left:  # type: ignore[attr-defined]
-            await self._send(*self._grammar.request())
+    async def _send_some(self, left: Iterator[int]) -> None:
+        for number in left:
+            if number % 10 == 0:
+                await self._send_raw(self._spoiler.raw())
+            else:
+                source = self._grammar if number % 3 else self._spoiler
+                await self._send(*source.request())
+
+    async def _send_raw(self, message: bytes) -> None:
+        address = urlsplit(str(self._client.base_url))
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        try:
+            writer.write(message)
+            writer.write_eof()
+            async with asyncio.timeout(HANG_S):
+                answer = await reader.read(1 << 16)
+            found = "raw 5xx" if b" 500 " in answer[:40] else "raw"
+        except TimeoutError:
+            found = "hang"
+        except ConnectionError:
+            found = "raw"
+        finally:
+            writer.close()
+        self.seen[found] += 1
+        if found in NEVER:
+            print(f"{found}: {message[:200]!r}", file=sys.stderr)
 
     async def _send(self, method: str, path: str, body: bytes) -> None:
         headers = {"content-type": "application/json"}
@@ -81,7 +116,8 @@ class Fuzz:
                 return "streams"  # there is nothing after that number
             *_, last = [frame for frame in answer.content.split(b"\n\n") if frame] or [b""]
             return "streams" if any(end in last for end in LAST) else "unended"
-        self._remember(answer.json())
+        if "json" in answer.headers.get("content-type", ""):
+            self._remember(answer.json())
         return kind
 
     def _remember(self, content: object) -> None:
@@ -95,9 +131,10 @@ class Fuzz:
 
 
 async def fuzz(url: str, requests: int, seed: int) -> Fuzz:
-    limits = httpx.Limits(max_connections=TOGETHER)
+    # An expiry of its own would let httpx close a connection that it has just given to a request.
+    limits = httpx.Limits(max_connections=TOGETHER, keepalive_expiry=None)
     async with httpx.AsyncClient(base_url=url, timeout=HANG_S, limits=limits) as client:
-        run = Fuzz(client, seed)
+        run = Fuzz(client, (await client.get("/openapi.json")).json(), seed)
         await run.run(requests)
     return run
 

@@ -1,4 +1,4 @@
-"""A sample of the strange requests; ``python -m tests.attacks.fuzz`` sends twenty thousand."""
+"""A sample of the strange and malformed requests; ``python -m tests.attacks.fuzz`` sends 20,000."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from tests.attacks.run import running
 pytestmark = pytest.mark.thorough
 
 
-def test_strange_requests_are_answered():
+def test_strange_and_malformed_requests_are_answered():
     with running() as (url, _):
-        seen = asyncio.run(fuzz(url, 400, seed=2)).seen
+        seen = asyncio.run(fuzz(url, 900, seed=2)).seen
     assert bad(seen) == 0, dict(seen)
-    assert seen["2xx"] + seen["streams"] > 100
-    assert seen["4xx"] > 50
+    assert seen["2xx"] + seen["streams"] > 150
+    assert seen["4xx"] > 200
+    assert seen["raw"] == 90
 
 
 def test_requests_are_of_every_kind_and_repeatable():
