@@ -3,35 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from scripts import audit
+from tests.http_server import answering
 
 pytestmark = pytest.mark.thorough
-
-
-@contextmanager
-def answering(status, body):
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/pypi/pip/json"
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 @pytest.mark.parametrize(
@@ -43,14 +21,14 @@ def answering(status, body):
     ],
 )
 def test_whether_there_are_advisories(status, body, words):
-    with answering(status, body) as url:
-        why = audit.find_obstacle(url)
+    with answering(status, body) as (url, _):
+        why = audit.find_obstacle(f"{url}/pypi/pip/json")
     assert words in why
     assert bool(why) == bool(words)
 
 
 def test_out_of_reach_is_loud_and_has_a_status_of_its_own(monkeypatch, capsys):
-    with answering(200, b"") as url:
+    with answering() as (url, _):
         pass
     monkeypatch.setattr(audit, "PROBE", url)
     assert audit.main([]) == 3

@@ -3,10 +3,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import io
-import threading
 from contextlib import aclosing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
 
 import orjson
 import pytest
@@ -24,6 +21,7 @@ from eaglegate.observability.engine import InstrumentedEngine
 from eaglegate.observability.middleware import AccessLog, TelemetryMiddleware
 from eaglegate.observability.tracing import OpenTelemetry
 from eaglegate.text.events import ContentDelta
+from tests.http_server import answering
 from tests.observability.scene import begin, make_telemetry
 
 SECRET = "the prompt nobody may read"
@@ -228,32 +226,15 @@ async def test_unknown_paths_do_not_name_spans():
     assert http.name == "POST"
 
 
-class Collector(BaseHTTPRequestHandler):
-    """An OTLP/HTTP collector that keeps what it is sent."""
-
-    got: ClassVar[list[tuple[str, bytes]]] = []
-
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers["content-length"]))
-        if self.headers.get("content-encoding") == "gzip":
-            body = gzip.decompress(body)
-        self.got.append((self.path, body))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_):
-        pass
-
-
 async def test_traces_arrive_at_a_collector():
-    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        tracing = OpenTelemetry.for_endpoint(f"http://127.0.0.1:{server.server_port}")
+    with answering() as (url, asked):
+        tracing = OpenTelemetry.for_endpoint(url)
         app = TelemetryMiddleware(Gateway(stream=False), AccessLog(stream=io.StringIO()), tracing)
         await exchange(app)
         await tracing.aclose()
-        server.shutdown()
-    ((path, body),) = Collector.got
+    ((path, body),) = asked
     assert path == "/v1/traces"
+    if body.startswith(b"\x1f\x8b"):
+        body = gzip.decompress(body)
     sent = ExportTraceServiceRequest.FromString(body).resource_spans[0].scope_spans[0].spans
     assert sorted(span.name for span in sent) == ["POST /v1/chat/completions", "chat m"]

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from collections.abc import AsyncIterator, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import pytest
 from eaglegate.engine.types import Constraint
 from eaglegate.features.audit.grammars import find_breach
 from eaglegate.features.audit.judge import GrammarJudge
+from tests.http_server import answering
 
 INTEGER = Constraint("json_schema", '{"type": "integer"}')
 PLACES = {
@@ -40,25 +39,6 @@ async def judge() -> AsyncIterator[GrammarJudge]:
     await child.aclose()
 
 
-@pytest.fixture
-def listener() -> Iterator[tuple[str, list[str]]]:
-    """A server's URL, and the paths that it was asked for."""
-    paths: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            paths.append(self.path)
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b'{"type": "string"}')
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever).start()
-    yield f"http://127.0.0.1:{server.server_port}/schema.json", paths
-    server.shutdown()
-    server.server_close()
-
-
 def make_tag(form: Any) -> Constraint:
     return Constraint("structural_tag", json.dumps({"type": "structural_tag", "format": form}))
 
@@ -72,13 +52,8 @@ def constrain(schema: Any, in_tag: bool = False) -> Constraint:
 @pytest.mark.parametrize("in_tag", [False, True])
 @pytest.mark.parametrize("place", PLACES)
 async def test_a_reference_never_leaves_its_document(
-    judge: GrammarJudge,
-    listener: tuple[str, list[str]],
-    tmp_path: Path,
-    place: str,
-    in_tag: bool,
+    judge: GrammarJudge, tmp_path: Path, place: str, in_tag: bool
 ) -> None:
-    url, paths = listener
     verdicts = set()
     for content in ("true", "false", '{"type": "object"}', None):
         file = tmp_path / f"{content}.json".replace(" ", "").replace("/", "")
@@ -86,8 +61,10 @@ async def test_a_reference_never_leaves_its_document(
             file.write_text(content)
         constraint = constrain(PLACES[place](file.as_uri()), in_tag)
         verdicts.add(await judge.find_breach(constraint, '{"n": [1]}'))
-    verdicts.add(await judge.find_breach(constrain(PLACES[place](url), in_tag), '{"n": [1]}'))
-    assert not paths
+    with answering(200, b'{"type": "string"}') as (url, asked):
+        there = constrain(PLACES[place](f"{url}/schema.json"), in_tag)
+        verdicts.add(await judge.find_breach(there, '{"n": [1]}'))
+    assert not asked
     assert len(verdicts) == 1, "the verdict does not depend on a file"
     assert verdicts <= {None, ""}
 
