@@ -69,25 +69,21 @@ class Case:
     format: Format
     """With what the case says otherwise."""
     name: str
-    note: str
-    source: str
-    """Where the output is from. Empty: it is an example of the format's definition."""
-    defined: bool
-    """Whether it is an example of the format's definition: those are cut in the most ways."""
-    unseen: bool
-    """Whether the output was found after the parsers were written."""
-    shown: bool
-    """Whether the reading is known not to be what the model meant."""
     pieces: tuple[Piece, ...]
     cut_after: tuple[int, ...]
     """The case's own cuts of the output, in bytes of its text."""
-    starts_in: str
     finish: FinishReason
-    eos: bool
     tools: Mapping[str, Any]
     reasoning: str
     content: str
     calls: tuple[Call, ...]
+    note: str = ""
+    source: str = ""
+    """Where the output is from. Empty: it is an example of the format's definition."""
+    defined: bool = False
+    """Whether it is an example of the format's definition: those are cut in the most ways."""
+    starts_in: str = "content"
+    eos: bool = False
 
     @property
     def id(self) -> str:
@@ -175,20 +171,16 @@ def _case(form: Format, described: Mapping[str, Any], tools: Mapping[str, Any]) 
     return Case(
         format=_form(form, described),
         name=described["name"],
-        note=described.get("note", ""),
-        source=described.get("source", ""),
-        defined=described.get("defined", "source" not in described),
-        unseen=described.get("unseen", False),
-        shown=described.get("shown", False),
         pieces=pieces,
         cut_after=cuts,
-        starts_in=described.get("starts_in", "content"),
         finish=finish,
-        eos=described.get("eos", finish is FinishReason.STOP and form.eos is not None),
         tools=_tools(described.get("tools", list(tools)), tools),
         reasoning=_expanded(described.get("reasoning", "")),
         content=_expanded(described.get("content", "")),
         calls=tuple(_calls(described.get("calls", []))),
+        defined=described.get("defined", "source" not in described),
+        eos=described.get("eos", finish is FinishReason.STOP and form.eos is not None),
+        **{name: described[name] for name in ("note", "source", "starts_in") if name in described},
     )
 
 
@@ -229,16 +221,9 @@ def written_case(
     return Case(
         format=Format(parser, (parser,), thinks, "json", None, markers, ()),
         name="written",
-        note="",
-        source="",
-        defined=False,
-        unseen=False,
-        shown=False,
         pieces=pieces,
         cut_after=cuts,
-        starts_in="content",
         finish=finish,
-        eos=False,
         tools=usual_tools() if tools is None else tools,
         reasoning=reasoning,
         content=content,
