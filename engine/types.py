@@ -18,6 +18,8 @@ CLASS_PRIORITIES = 1 << 16
 """Number of priorities in a class (``find_class``)."""
 LAST_PRIORITY = 1 << 20
 """Priority of the gateway's own requests: after every request of a user."""
+VERSION = "version"
+"""Name in ``EngineInfo.details`` of the version that a worker's server gives itself."""
 STEP_TOKENS = 8192
 """Assumed maximum number of tokens in a step of an engine that does not report it."""
 

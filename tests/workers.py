@@ -21,7 +21,7 @@ import httpx
 import orjson
 
 from tests.conftest import ROOT, SAMPLE
-from tests.forks import SERVER, Forked, Forks, die_with_parent
+from tests.forks import SERVER, SOURCES, Forked, Forks, die_with_parent
 
 DEMO = ROOT / "engine" / "demo"
 MODEL = str(DEMO / "target")
@@ -54,7 +54,7 @@ REASONING = "--reasoning-parser=qwen3"
 PLANNING = ("--scheduler-cls=eaglegate.engine.PlanningScheduler", *OURS[1:])
 STOCK = ("--per-request-spec-decode-metrics=detailed",)
 ENVIRONMENT = {
-    "PYTHONPATH": str(ROOT / "src"),
+    "PYTHONPATH": SOURCES,
     "OMP_NUM_THREADS": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",

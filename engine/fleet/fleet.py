@@ -36,6 +36,7 @@ from eaglegate.engine.fleet.types import (
     RoutingReason,
     WorkerState,
     WorkerStatus,
+    describe_versions,
 )
 from eaglegate.engine.fleet.worker import IncompatibleWorker, InspectWorker, Worker
 from eaglegate.engine.supervision.policy import (
@@ -154,6 +155,7 @@ class Fleet(EnginePool, CountsImages):
         """Addresses that each source returned last."""
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._versions: str | None = None
 
     async def start(self) -> EngineInfo:
         """Return when one worker serves. Raises EngineStartError if none does in time."""
@@ -344,8 +346,16 @@ class Fleet(EnginePool, CountsImages):
         if worker.is_serving and worker.session is not None:
             self._info = self._info or worker.session.info
             self._balancer.add_worker(worker.name)
+            self._report_versions()
         self._remove_drained()
         self._notify()
+
+    def _report_versions(self) -> None:
+        """Log the versions of the serving workers if they differ, and again if they change."""
+        versions = describe_versions({name: w.version for name, w in self.workers.items()})
+        if versions != self._versions and versions is not None:
+            log.warning("%s", versions)
+        self._versions = versions
 
     def _record_loss(self, worker: Worker, cause: LossCause) -> None:
         self._losses.add(create_loss(cause, worker.reason, None, None, worker.name))
@@ -374,6 +384,7 @@ class Fleet(EnginePool, CountsImages):
             openings=worker.breaker.num_opened,
             counted=worker.counted,
             findings=worker.findings,
+            version=worker.version,
         )
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:

@@ -152,3 +152,17 @@ class WorkerStatus:
     """The worker's own speculation counters; None if it reports none."""
     findings: tuple[WorkerFinding, ...] = ()
     """Faults that the start-up probe found in the worker."""
+    version: str | None = None
+    """Version of the worker's server; None if it names none or was not asked yet."""
+
+
+def describe_versions(versions: Mapping[str, str | None]) -> str | None:
+    """Name the versions of workers, by name; None unless at least two versions are known."""
+    groups: dict[str, list[str]] = {}
+    for name, version in sorted(versions.items()):
+        if version is not None:
+            groups.setdefault(version, []).append(name)
+    if len(groups) < 2:
+        return None
+    listed = [f"{version} ({', '.join(names)})" for version, names in sorted(groups.items())]
+    return f"the workers have several versions: {'; '.join(listed)}"

@@ -24,7 +24,7 @@ from eaglegate.engine.supervision.policy import LossCause, now
 from eaglegate.engine.supervision.pool import EngineSession, PoisonIsolation, close_engine
 from eaglegate.engine.supervision.recovery import FailureKind
 from eaglegate.engine.totals import Totals
-from eaglegate.engine.types import EngineInfo, EngineRequest, Health, Sampling
+from eaglegate.engine.types import VERSION, EngineInfo, EngineRequest, Health, Sampling
 
 log = logging.getLogger(__name__)
 
@@ -153,6 +153,11 @@ class Worker:
     @property
     def is_serving(self) -> bool:
         return self.session is not None and self.breaker.is_closed and not self.draining
+
+    @property
+    def version(self) -> str | None:
+        """The version of its server; None while it does not serve, or if it names none."""
+        return None if self.session is None else self.session.info.details.get(VERSION)
 
     @property
     def is_idle(self) -> bool:

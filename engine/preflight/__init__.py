@@ -32,7 +32,7 @@ from eaglegate.engine.speculation.inspection.checkpoint import (
 from eaglegate.engine.speculation.inspection.recurrent import RECURRENT_ON_CPU, is_recurrent
 from eaglegate.engine.speculation.inspection.weights import InvalidCheckpoint
 from eaglegate.engine.speculation.naming import explain_missing_target
-from eaglegate.engine.vllm_contract import describe_untested
+from eaglegate.engine.vllm_parts import examine_installed
 
 __all__ = ["EnginePlan", "PreflightReport", "make_plan", "preflight"]
 
@@ -183,8 +183,8 @@ OBSTACLES: tuple[Check, ...] = (
 
 
 def check_version(_: PreflightContext) -> Iterator[str]:
-    if sentence := describe_untested():
-        yield sentence
+    if examination := examine_installed():
+        yield examination.explain()
 
 
 REMARKS: tuple[Check, ...] = (

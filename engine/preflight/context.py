@@ -24,6 +24,7 @@ from eaglegate.engine.speculation.inspection.weights import InvalidCheckpoint
 from eaglegate.engine.speculation.naming import SHORT, name_speculation
 from eaglegate.engine.speculation.prefix_cost import find_prefix_cost
 from eaglegate.engine.types import TEXT_AND_IMAGES, TEXT_ONLY
+from eaglegate.engine.vllm_contract import find_vllm
 
 SHRINKING = ("quantization", "quantization_config", "cpu_offload_gb", "offload_group_size")
 """Arguments with which the weights in a GPU's memory are smaller than the stored ones."""
@@ -294,6 +295,8 @@ def list_facts(scene: PreflightContext) -> Iterator[tuple[str, str]]:
         yield "prefix cache", describe_prefix_cache(scene)
     if local.checkpoint is not None:
         yield "weights", format_bytes(local.checkpoint.num_bytes)
+    if (package := find_vllm()) is not None:
+        yield "vLLM", package[1]
     yield "this machine", describe_machine(machine)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ from eaglegate.engine.errors import EngineDead, EngineStartError
 from eaglegate.engine.remote.connection import WorkerConnection
 from eaglegate.engine.remote.reading import (
     extract_message,
+    quote,
     read_integer,
     read_json,
     read_list,
@@ -20,10 +22,11 @@ from eaglegate.engine.remote.reading import (
     read_string,
 )
 from eaglegate.engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
-from eaglegate.engine.types import EngineInfo, Health
+from eaglegate.engine.types import VERSION, EngineInfo, Health
 
 POLL_S = 1.0
 MODELS = "/v1/models"
+LONGEST_VERSION = 80
 MOST_MODELS = 1000
 MOST_LENGTH = 1 << 28
 LONGEST_NAME = 500
@@ -44,7 +47,9 @@ class RemoteEngineBase(Engine):
         try:
             await wait_ready(connection, self._access.start_s)
             name, max_model_len = await find_served_model(connection, self._model)
-            return await self._probe(connection, name, max_model_len)
+            version = await ask_version(connection)
+            info = await self._probe(connection, name, max_model_len)
+            return replace(info, details={**info.details, **version})
         except EngineDead as error:
             await self.aclose()
             raise EngineStartError(str(error)) from error
@@ -98,6 +103,17 @@ async def ask_health(connection: WorkerConnection) -> Health:
         connection.health_path = MODELS
         return await ask_health(connection)
     return Health(answer.ok, "" if answer.ok else f"{connection.upstream}: status {answer.status}")
+
+
+async def ask_version(connection: WorkerConnection) -> dict[str, str]:
+    """Return the version of the worker's server as a detail; empty if it names none."""
+    try:
+        answer = await connection.ask("/version")
+        reply = read_object(read_json(answer.body, "/version"), "/version") if answer.ok else {}
+        version = read_string(reply.get(VERSION, ""), VERSION, LONGEST_VERSION)
+    except EngineDead:  # the checks after this one decide whether the worker serves
+        return {}
+    return {VERSION: quote(version)} if version else {}
 
 
 async def find_served_model(connection: WorkerConnection, model: LocalModel) -> tuple[str, int]:

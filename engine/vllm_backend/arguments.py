@@ -31,6 +31,7 @@ from eaglegate.engine.vllm_backend import prepare_cpu, prepare_offline
 from eaglegate.engine.vllm_backend.class_names import SCHEDULER, WORKER
 from eaglegate.engine.vllm_backend.graphs import choose_depths, choose_sizes, declare_depths
 from eaglegate.engine.vllm_backend.lookups import LOOKUP, MAX_WIDTH, refuse_lookups
+from eaglegate.engine.vllm_parts import Promise, find_broken_promises
 
 GIB = 1024**3
 PROCESSOR = "image_processor_type"
@@ -165,6 +166,8 @@ def make_engine_arguments(
     if choices.get("model"):
         _find_remote_config(choices)
     choices = name_speculation(choices)
+    if Promise.TEXT in find_broken_promises():
+        choices["speculative_config"] = None
     arguments = (
         _make_arguments(choices, depth=depth, lookup=lookup)
         if choices.get("model")
@@ -249,10 +252,10 @@ def _make_arguments(
 
 
 def _add_scheduler(choices: dict[str, Any]) -> dict[str, Any]:
-    """Add the gateway's scheduler if there is speculation, unless the user has chosen another
-    one."""
+    """Add the gateway's scheduler if there is speculation, unless the user has chosen another one
+    or the installed vLLM differs in its parts."""
     speculation = choices.get("speculative_config")
-    if not speculation:
+    if not speculation or Promise.PLANNER in find_broken_promises():
         return choices
     return {"scheduler_cls": SCHEDULER} | choices
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.lora.request import LoRARequest
@@ -27,12 +27,14 @@ from eaglegate.engine.base import (
     CountsImages,
     DropsBlocks,
     Engine,
+    Kind,
     SupportsDepth,
     SupportsKill,
     SupportsKilled,
     SupportsPlanning,
     SupportsPostMortem,
     SupportsUnclaimed,
+    T,
 )
 from eaglegate.engine.errors import (
     EngineDead,
@@ -84,7 +86,7 @@ from eaglegate.engine.vllm_backend.warm_up import (
     time_steps,
     warm_up,
 )
-from eaglegate.engine.vllm_contract import describe_untested
+from eaglegate.engine.vllm_parts import Promise, examine_installed, find_broken_promises
 from eaglegate.text.limited_child import name_exit
 from eaglegate.text.media.image import Image
 
@@ -179,11 +181,18 @@ class VllmEngine(
         self._processes: tuple[BaseProcess, ...] = ()
         self._exits: tuple[int | None, ...] = ()
 
+    def capability(self, kind: Kind[T]) -> T | None:
+        """Return this engine, unless the installed vLLM differs in parts that ``kind`` needs."""
+        needs_audits = cast("object", kind) is ScoresAnswers
+        if needs_audits and Promise.AUDITS in find_broken_promises():
+            return None
+        return super().capability(kind)
+
     async def start(self) -> EngineInfo:
         self._progress(f"starting vLLM with {self._arguments.model}")
         start_time = time.monotonic()
-        if sentence := describe_untested():
-            log.warning("%s", sentence)
+        if examination := examine_installed():
+            log.warning("%s", examination.explain())
         try:
             llm = await self._load_in_thread()
             load_end = time.monotonic()

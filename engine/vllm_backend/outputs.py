@@ -8,7 +8,7 @@ counted separately.
 
 ``AsyncLLM.output_processor`` may be replaced until ``output_handler`` runs. A ``RequestState`` puts
 the output of an abort into its ``queue``, and ``propagate_error`` an exception. The other private
-parts of vLLM that this needs are listed in ``scripts/vllm_parts.py``.
+parts of vLLM that this needs are listed in ``engine/vllm_parts.py``.
 """
 
 from __future__ import annotations
@@ -328,7 +328,7 @@ class OutputReader:
     in every step. Here the socket's readiness calls the reader, which decodes the waiting messages
     and puts them into the queue that AsyncLLM reads. The rest of ``AsyncMPClient`` is unchanged.
 
-    In addition to ``scripts/vllm_parts.py``, this depends on two facts. ``AsyncMPClient`` reads
+    In addition to ``engine/vllm_parts.py``, this depends on two facts. ``AsyncMPClient`` reads
     its ``resources.output_socket`` only in ``resources.output_queue_task``, and starts no such task
     if there is one. Closing the socket cancels the task.
 

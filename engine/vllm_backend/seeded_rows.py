@@ -98,6 +98,28 @@ def key_by_position(runner: GPUModelRunner, metadata: SpecDecodeMetadata | None)
         batch.sampling_metadata = sampling_metadata
 
 
+def sample(original: Callable[..., Any], runner: GPUModelRunner, logits: Any, metadata: Any) -> Any:
+    """Sample. Without drafts vLLM's plain sampler is enough. Rows with a seed use position-keyed
+    noise."""
+    if metadata is not None and not runner.use_async_scheduling and metadata.max_spec_len == 0:
+        metadata = None
+    with key_by_position(runner, metadata):
+        return original(runner, logits, metadata)
+
+
+def bookkeeping_sync(
+    original: Callable[..., Any], runner: GPUModelRunner, *args: Any, **kwargs: Any
+) -> Any:
+    """Hide the generators, because rows of unfinished prompts drew no numbers that vLLM must take
+    back."""
+    batch = runner.input_batch
+    generators, batch.generators = batch.generators, {}
+    try:
+        return original(runner, *args, **kwargs)
+    finally:
+        batch.generators = generators
+
+
 def draw(
     original: Callable[..., tuple[torch.Tensor, torch.Tensor | None]],
     sampler: TopKTopPSampler,

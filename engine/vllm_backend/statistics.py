@@ -5,7 +5,7 @@ stand-ins in their places, which only record values, and updates the metrics on 
 after ``MAX_STEPS``. A scrape reads the same values as with vLLM's own logger, up to the rounding of
 sums of seconds.
 
-Its dependencies on vLLM are in ``scripts/vllm_parts.py``. Of prometheus-client it uses the place
+Its dependencies on vLLM are in ``engine/vllm_parts.py``. Of prometheus-client it uses the place
 where a histogram keeps its buckets.
 """
 

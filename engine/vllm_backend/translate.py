@@ -45,6 +45,7 @@ from eaglegate.engine.types import (
 )
 from eaglegate.engine.vllm_backend.class_names import SCHEDULER, WORKER
 from eaglegate.engine.vllm_backend.lookups import describe_lookups, read_lookup
+from eaglegate.engine.vllm_contract import find_vllm
 from eaglegate.engine.vllm_fields import (
     DEPTH_BITS,
     build_sampling_fields,
@@ -78,6 +79,7 @@ def describe_engine(config: VllmConfig) -> EngineInfo:
         thinking_budget=_keeps_thinking_budgets(config),
         default_sampling=_select_sampling_defaults(model.get_diff_sampling_param()),
         details={
+            "vLLM": (find_vllm() or ("", "unknown"))[1],
             "dtype": str(model.dtype).removeprefix("torch."),
             "tensor_parallel_size": str(config.parallel_config.tensor_parallel_size),
             **_describe_prefix_cost(config),

@@ -35,24 +35,18 @@ from vllm.platforms import current_platform
 from vllm.triton_utils import HAS_TRITON
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.sample import rejection_sampler
-from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
-from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
-from vllm.v1.worker import gpu_input_batch, gpu_model_runner
 from vllm.v1.worker.cpu_worker import CPUWorker
-from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsWorker
-from vllm.v1.worker.gpu.spec_decode.rejection_sampler import (
-    RejectionSampler as SecondRejectionSampler,
-)
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
-from eaglegate.engine.vllm_backend import audit_worker, second_runner, seeded_rows, steering
+from eaglegate.engine.vllm_backend import audit_worker
 from eaglegate.engine.vllm_backend.audit_worker import AnswerScoring
 from eaglegate.engine.vllm_backend.child_process import exit_with_parent
 from eaglegate.engine.vllm_backend.draft_reload import DraftReloader
 from eaglegate.engine.vllm_backend.execution import STAGES, ExecutionReporter, time_stage
 from eaglegate.engine.vllm_contract import SKIP
+from eaglegate.engine.vllm_parts import Promise, find_broken_promises
 
 LORA_KERNELS = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")
 
@@ -118,28 +112,6 @@ def load_model(
     return result
 
 
-def sample(original: Callable[..., Any], runner: GPUModelRunner, logits: Any, metadata: Any) -> Any:
-    """Sample. Without drafts vLLM's plain sampler is enough. Rows with a seed use position-keyed
-    noise."""
-    if metadata is not None and not runner.use_async_scheduling and metadata.max_spec_len == 0:
-        metadata = None
-    with seeded_rows.key_by_position(runner, metadata):
-        return original(runner, logits, metadata)
-
-
-def bookkeeping_sync(
-    original: Callable[..., Any], runner: GPUModelRunner, *args: Any, **kwargs: Any
-) -> Any:
-    """Hide the generators, because rows of unfinished prompts drew no numbers that vLLM must take
-    back."""
-    batch = runner.input_batch
-    generators, batch.generators = batch.generators, {}
-    try:
-        return original(runner, *args, **kwargs)
-    finally:
-        batch.generators = generators
-
-
 def apply_sampling_constraints(
     original: Callable[..., Any], logits: torch.Tensor, *args: Any, **kwargs: Any
 ) -> Any:
@@ -202,33 +174,67 @@ def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
     setattr(owner, name, wrapped)
 
 
+def patch_text() -> None:
+    """Apply the patches for drafts. Without them nothing may be drafted."""
+    from vllm.v1.sample.sampler import Sampler
+    from vllm.v1.worker import gpu_input_batch, gpu_model_runner
+
+    from eaglegate.engine.vllm_backend import second_runner, steering
+
+    _wrap(GPUModelRunner, "propose_draft_token_ids", propose_draft_token_ids)
+    _wrap(SpecDecodeBaseProposer, "propose", propose)
+    _wrap(SpecDecodeBaseProposer, "load_model", load_model)
+    _wrap(SpecDecodeBaseProposer, "_update_positions_dependent_metadata", update_positions)
+    _wrap(gpu_model_runner, "build_logitsprocs", steering.build_logitsprocs)
+    _wrap(rejection_sampler.RejectionSampler, "apply_logits_processors", steering.apply_to_drafts)
+    _wrap(Sampler, "apply_logits_processors", steering.apply_to_samples)
+    _wrap(gpu_input_batch.InputBatch, "_make_sampling_metadata", steering.make_sampling_metadata)
+    _wrap(
+        gpu_input_batch,
+        "maybe_create_thinking_budget_state_holder",
+        steering.make_thinking_budgets,
+    )
+    if HAS_TRITON:
+        second_runner.patch(_wrap)
+    if current_platform.is_cpu():
+        _wrap(rejection_sampler, "apply_sampling_constraints", apply_sampling_constraints)
+        rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
+
+
+def patch_seeds() -> None:
+    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+    from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
+
+    from eaglegate.engine.vllm_backend import seeded_rows
+
+    _wrap(GPUModelRunner, "_sample", seeded_rows.sample)
+    _wrap(GPUModelRunner, "_bookkeeping_sync", seeded_rows.bookkeeping_sync)
+    _wrap(TopKTopPSampler, "__call__", seeded_rows.draw)
+    _wrap(rejection_sampler, "rejection_sample", seeded_rows.verify)
+    _wrap(RejectionSampler, "_verify", seeded_rows.verify_again)
+
+
+def patch_audits() -> None:
+    from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsWorker
+
+    _wrap(GPUModelRunner, "_get_prompt_logprobs_dict", audit_worker.get_prompt_logprobs)
+    for name in ("add_request", "remove_request", "compute_prompt_logprobs"):
+        _wrap(PromptLogprobsWorker, name, getattr(audit_worker, name))
+
+
+PATCHES = {
+    Promise.TEXT: patch_text,
+    Promise.SEEDS: patch_seeds,
+    Promise.AUDITS: patch_audits,
+}
+"""The patches that each promise needs. A promise that this vLLM breaks gets none."""
+
 exit_with_parent()
 for method, stage in STAGES.items():
     _wrap(Worker, method, partial(time_stage, stage))
-_wrap(GPUModelRunner, "propose_draft_token_ids", propose_draft_token_ids)
-_wrap(SpecDecodeBaseProposer, "propose", propose)
-_wrap(SpecDecodeBaseProposer, "load_model", load_model)
-_wrap(SpecDecodeBaseProposer, "_update_positions_dependent_metadata", update_positions)
-_wrap(GPUModelRunner, "_sample", sample)
-_wrap(GPUModelRunner, "_bookkeeping_sync", bookkeeping_sync)
-_wrap(TopKTopPSampler, "__call__", seeded_rows.draw)
-_wrap(rejection_sampler, "rejection_sample", seeded_rows.verify)
-_wrap(SecondRejectionSampler, "_verify", seeded_rows.verify_again)
-_wrap(gpu_model_runner, "build_logitsprocs", steering.build_logitsprocs)
-_wrap(rejection_sampler.RejectionSampler, "apply_logits_processors", steering.apply_to_drafts)
-_wrap(Sampler, "apply_logits_processors", steering.apply_to_samples)
-_wrap(gpu_input_batch.InputBatch, "_make_sampling_metadata", steering.make_sampling_metadata)
-_wrap(
-    gpu_input_batch,
-    "maybe_create_thinking_budget_state_holder",
-    steering.make_thinking_budgets,
-)
-_wrap(GPUModelRunner, "_get_prompt_logprobs_dict", audit_worker.get_prompt_logprobs)
-_wrap(PromptLogprobsWorker, "add_request", audit_worker.add_request)
-_wrap(PromptLogprobsWorker, "remove_request", audit_worker.remove_request)
-_wrap(PromptLogprobsWorker, "compute_prompt_logprobs", audit_worker.compute_prompt_logprobs)
-if HAS_TRITON:
-    second_runner.patch(_wrap)
+for promise, patch in PATCHES.items():
+    if promise not in find_broken_promises():
+        patch()
 if current_platform.is_cpu():
     # vLLM's attention uses AMX without asking Linux for its registers, and SIGILL ends the engine
     # (csrc/cpu/cpu_attn_amx.hpp). Returns False on a CPU without AMX.
@@ -236,5 +242,3 @@ if current_platform.is_cpu():
     patch_kernels()
     for method in ("determine_available_memory", "compile_or_warm_up_model"):
         _wrap(CPUWorker, method, partial(time_stage, STAGES[method]))
-    _wrap(rejection_sampler, "apply_sampling_constraints", apply_sampling_constraints)
-    rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens

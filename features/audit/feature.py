@@ -9,6 +9,7 @@ from typing import Any
 from eaglegate.engine.base import Engine
 from eaglegate.engine.speculation.scores import ScoresAnswers
 from eaglegate.engine.types import EngineInfo
+from eaglegate.engine.vllm_parts import Promise, find_broken_promises
 from eaglegate.features.audit.auditor import Auditor
 from eaglegate.features.audit.files import EvidenceFolder
 from eaglegate.features.audit.holds import AuditHolds
@@ -26,6 +27,8 @@ class AuditFeature(ActiveFeature):
 
     def __init__(self, core: Core, settings: AuditSettings) -> None:
         """Raises ConfigError if the engine or the folder for evidence cannot be used."""
+        if Promise.AUDITS in find_broken_promises():
+            raise ConfigError("--audit-share: audits need parts in which this vLLM differs")
         if (scorer := core.engine.capability(ScoresAnswers)) is None:
             raise ConfigError(
                 "--audit-share needs the engine in this process; workers have no audits"

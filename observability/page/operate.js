@@ -114,6 +114,7 @@ function planner(data) {
 }
 
 const WORKER = [
+  ["version", w => [w.version || "unknown"]],
   ["state", w => [w.state, w.findings.length ? "bad" : w.state === "serving" ? "good" : w.state === "open" ? "bad" : "warn"]],
   ["running", w => [count(w.running)]],
   ["tokens before it", w => [count(w.outstanding_tokens)]],

@@ -68,7 +68,7 @@ FLOORS = {
     "engine": (
         {"bounded_yaml", "errors", "flag_numbers", "gpus", "logs", "orphan", "stop_signals"},
         {"totals", "types", "vllm_contract"},
-        {"base", "events", "machine", "steps", "vllm_fields"},
+        {"base", "events", "machine", "steps", "vllm_fields", "vllm_parts"},
         {"speculation", "wrapper"},
         {"preflight", "remote", "scripted", "supervision", "vllm_backend"},
         {"fleet"},

@@ -25,6 +25,7 @@ from eaglegate.engine.vllm_backend.lookups import describe_lookups, read_lookup
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.engine.vllm_backend.start_failure import summarize_error
 from eaglegate.engine.vllm_backend.warm_up import StepCosts
+from eaglegate.engine.vllm_parts import Promise, find_broken_promises
 from eaglegate.server.backends.adapters import read_adapters
 from eaglegate.server.backends.line import Arguments, CommandLine, read_engine_arguments
 from eaglegate.server.backends.plan import find_excess_depth, refuse_unknown_parsers
@@ -148,8 +149,11 @@ def _make_plan(arguments: Arguments, adapters: Mapping[str, str] | None = None) 
 
 
 def _open_drafts(arguments: Arguments, store: str | None) -> DraftManager | None:
-    """Return the draft manager; None without a swappable draft. Raises EngineStartError."""
+    """Return the draft manager; None without a draft that can be exchanged. Raises
+    EngineStartError."""
     plan = _make_plan(arguments)
+    if Promise.EXCHANGE in find_broken_promises():
+        return None
     if not isinstance((plan.speculative_config or {}).get("model"), str):
         return None
     drafts = DraftManager(

@@ -132,7 +132,11 @@ class RemoteBackend(RenderingBackend):
 
     def describe(self, info: EngineInfo) -> EngineInfo:
         workers = () if self.fleet is None else self.fleet.list_status()
-        details = {**info.details, "workers": ", ".join(worker.name for worker in workers)}
+        names = [
+            f"{worker.name} ({worker.version})" if worker.version else worker.name
+            for worker in workers
+        ]
+        details = {**info.details, "workers": ", ".join(names)}
         return replace(super().describe(info), details=details)
 
     async def ask_workers(self) -> dict[str, WorkerReport | EngineStartError]:

@@ -8,11 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from eaglegate.engine.errors import EngineStartError
+from eaglegate.engine.fleet.types import describe_versions
 from eaglegate.engine.fleet.worker import WorkerReport
 from eaglegate.engine.machine import Machine, inspect_machine, is_port_free
 from eaglegate.engine.preflight import EnginePlan, preflight
 from eaglegate.engine.speculation.inspection import Severity, SpeculationReport
 from eaglegate.engine.speculation.lossy import find_lossy, refuse_lossy
+from eaglegate.engine.types import VERSION
 from eaglegate.server.backends.plan import GatewayPlan, find_excess_depth
 
 
@@ -58,6 +60,14 @@ def check_workers(
         *check_port(gateway_plan),
     ]
     remarks = [] if len(failures) == len(workers) else failures
+    versions = describe_versions(
+        {
+            address: answer.info.details.get(VERSION)
+            for address, answer in workers.items()
+            if isinstance(answer, WorkerReport)
+        }
+    )
+    remarks += [versions] if versions else []
     remarks += [
         f"worker {address}: {finding.text}"
         for address, answer in workers.items()

@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 import orjson
 
 from eaglegate.engine.bounded_yaml import InvalidYaml, read_yaml
-from eaglegate.engine.vllm_contract import describe_untested, find_vllm
+from eaglegate.engine.vllm_contract import find_vllm
+from eaglegate.engine.vllm_parts import examine_installed
 from eaglegate.server.backends.line import CommandLine, ModelArguments
 from eaglegate.server.cli.feature_table import list_settings_classes, load, read_features
 from eaglegate.server.errors import ConfigError
@@ -253,9 +254,9 @@ def read_command_line(
         _show_help(command, extra_settings)
     if find_vllm() is None:
         raise ConfigError(NO_VLLM)
-    untested = describe_untested()
-    refusal = f"{untested}; --allow-untested-vllm tries it anyway"
-    if untested and "allow_untested_vllm" not in names:  # its import may fail
+    examination = examine_installed()
+    refusal = examination.refusal if examination is not None else None
+    if refusal and "allow_untested_vllm" not in names:  # its import may fail
         raise ConfigError(refusal)
     progress("loading vLLM")
     from eaglegate.engine.vllm_backend.arguments import EngineParser, add_engine_arguments
@@ -273,7 +274,7 @@ def read_command_line(
         progress(f"note: {notice}")
     model = getattr(namespace, "model_tag", None) or getattr(namespace, "model", None)
     settings = read_settings(namespace)
-    if untested and not settings.allow_untested_vllm:
+    if refusal and not settings.allow_untested_vllm:
         raise ConfigError(refusal)
     if model is None and settings.tool_call_parser is None:
         settings = replace(settings, tool_call_parser=DEMO_TOOL_PARSER)

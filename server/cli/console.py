@@ -134,7 +134,9 @@ def format_banner(
 
     ``clients`` describes who may use the gateway.
     """
-    details = {name: info.details[name] for name in ("workers", "depth") if name in info.details}
+    details = {
+        name: info.details[name] for name in ("vLLM", "workers", "depth") if name in info.details
+    }
     facts = {
         "model": f"{model} ({info.model}), context {info.max_model_len} tokens",
         "input": info.input_summary,

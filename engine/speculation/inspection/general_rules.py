@@ -20,7 +20,7 @@ from eaglegate.engine.speculation.inspection.case import (
 from eaglegate.engine.speculation.inspection.configs import find_mask_token, read_target
 from eaglegate.engine.speculation.inspection.speculators import get_int
 from eaglegate.engine.speculation.lossy import find_lossy
-from eaglegate.engine.vllm_contract import TESTED, describe_untested, find_vllm, is_vllm_since
+from eaglegate.engine.vllm_contract import describe_untested, find_vllm, is_vllm_since
 
 KEYS = frozenset(
     {
@@ -47,7 +47,7 @@ KEYS_SINCE_033 = frozenset(
 )  # fmt: skip
 ACCEPTANCE_METHODS = frozenset({"standard", "synthetic", "block"})
 """Values of rejection_sample_method in vLLM 0.32."""
-ACCEPTANCE_SINCE = {"fly": "0.33"}
+ACCEPTANCE_SINCE_033 = frozenset({"fly"})
 MOST_DRAFTED = 128
 """Most draft tokens that vLLM's rejection sampler accepts."""
 DEEP = 16
@@ -186,13 +186,16 @@ def check_lossy(case: InspectionCase) -> Iterator[Violation]:
 def check_acceptance_method(case: InspectionCase) -> Iterator[Violation]:
     """Check the acceptance method, but only with the vLLM version that this list describes."""
     method = case.settings.get("rejection_sample_method")
-    is_tested = find_vllm() is not None and describe_untested() is None
-    if method is None or method in ACCEPTANCE_METHODS or not is_tested:
+    package = find_vllm()
+    is_newer = is_vllm_since(0, 33)
+    methods = ACCEPTANCE_METHODS | ACCEPTANCE_SINCE_033 if is_newer else ACCEPTANCE_METHODS
+    if method is None or method in methods or package is None or describe_untested():
         return
-    release = ACCEPTANCE_SINCE.get(str(method))
     yield error(
-        f"vLLM {TESTED} has no rejection_sample_method {method!r}",
-        f"vLLM {release} has it" if release else f"use {', '.join(sorted(ACCEPTANCE_METHODS))}",
+        f"vLLM {package[1]} has no rejection_sample_method {method!r}",
+        "vLLM 0.33 has it"
+        if method in ACCEPTANCE_SINCE_033
+        else f"use {', '.join(sorted(methods))}",
     )
 
 

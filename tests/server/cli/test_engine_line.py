@@ -6,13 +6,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from eaglegate.engine import vllm_contract
+from eaglegate.engine import vllm_contract, vllm_parts
 from eaglegate.engine.vllm_contract import find_vllm
+from eaglegate.engine.vllm_parts import Area, PartDifference
 from eaglegate.server.__main__ import main
-from eaglegate.server.backends.line import CommandLine
+from eaglegate.server.backends.line import CommandLine, read_engine_arguments
 from eaglegate.server.cli import command_line
 from eaglegate.server.cli.command_line import read_command_line
 from eaglegate.server.errors import ConfigError
@@ -21,6 +23,7 @@ from eaglegate.server.settings import Settings
 
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "engine" / "demo"
+SCHEDULER = "eaglegate.engine.vllm_backend.scheduler.scheduler"
 needs_vllm = pytest.mark.skipif(find_vllm() is None, reason="vLLM reads the line")
 
 
@@ -42,23 +45,68 @@ def refuse(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return capsys.readouterr().err.strip().splitlines()[-1]
 
 
-@pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "0.320.0", "0.33.0+cu130"])
-def test_an_untested_vllm_is_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    for module in (vllm_contract, command_line):
-        monkeypatch.setattr(module, "find_vllm", lambda: ("vllm", version))
+@pytest.fixture
+def another_vllm(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, dict[Area, list[str]]], None]:
+    """Installs a version of vLLM with differences by area."""
+
+    def install(version: str, missing: dict[Area, list[str]]) -> None:
+        for module in (vllm_contract, command_line):
+            monkeypatch.setattr(module, "find_vllm", lambda: ("vllm", version))
+        differences = {
+            area: [PartDifference(name, "is missing") for name in names]
+            for area, names in missing.items()
+        }
+        monkeypatch.setattr(vllm_parts, "_compare_once", lambda _: differences)
+
+    return install
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "0.330.0", "0.34.0+cu130"])
+def test_an_untested_vllm_that_differs_is_refused(another_vllm: Any, version: str) -> None:
+    another_vllm(version, {Area.SCHEDULER: ["Scheduler.running"]})
     with pytest.raises(ConfigError) as refusal:
         read(str(DEMO / "target"))
-    assert f"vllm {version} is installed" in str(refusal.value)
-    assert "tested with 0.32 only" in str(refusal.value)
-    assert "--allow-untested-vllm" in str(refusal.value)
+    for words in (
+        f"vllm {version} is installed",
+        "tested with 0.32 and 0.33 only",
+        "Scheduler.running is missing (planner)",
+        "no depth is chosen or bound",
+        "--allow-untested-vllm",
+    ):
+        assert words in str(refusal.value)
 
 
 @needs_vllm
-def test_an_untested_vllm_can_be_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_contract, "find_vllm", lambda: ("vllm", "0.33.0"))
+def test_an_untested_vllm_can_be_allowed(another_vllm: Any) -> None:
+    another_vllm("0.34.0", {Area.AUDITS: ["Worker.add_request"]})
     assert read(str(DEMO / "target"), "--allow-untested-vllm").settings.allow_untested_vllm
-    with pytest.raises(ConfigError, match=r"tested with 0\.32 only"):
+    with pytest.raises(ConfigError, match=r"tested with 0\.32 and 0\.33 only"):
         read(str(DEMO / "target"), "--no-allow-untested-vllm")
+
+
+@needs_vllm
+def test_an_untested_vllm_without_differences_needs_no_flag(another_vllm: Any) -> None:
+    another_vllm("0.34.0", {})
+    assert not read(str(DEMO / "target")).settings.allow_untested_vllm
+    examination = vllm_parts.examine_installed()
+    assert examination is not None
+    assert "273 methods, functions and fields of 60 files" in examination.explain()
+    assert examination.explain().endswith("and all are as expected")
+
+
+@needs_vllm
+@pytest.mark.parametrize(
+    ("area", "scheduler", "speculates"),
+    [(Area.SCHEDULER, None, True), (Area.WORKER, None, False), (Area.SEEDS, SCHEDULER, True)],
+)
+def test_only_the_affected_promise_is_switched_off(
+    another_vllm: Any, area: Area, scheduler: str | None, speculates: bool
+) -> None:
+    another_vllm("0.34.0", {area: ["one"]})
+    line = read("--allow-untested-vllm")
+    arguments = read_engine_arguments(line.namespace, line.settings.depth, 0)
+    assert getattr(arguments, "scheduler_cls", None) == scheduler
+    assert bool(arguments.speculative_config) is speculates
 
 
 def test_help_is_in_sections_and_shows_choices(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,9 @@
 version of vLLM.
 
 vLLM promises nothing about these parts. ``compare`` reads vLLM's source, without importing it, and
-names each part that is missing or differs, before the gateway's tests run on that version.
+names each part that is missing or differs. A gateway does so at the start with a version that its
+tests do not run on (``examine_installed``), and ``scripts/compat.py`` with one that is not
+installed.
 
 ``PARTS`` has one line per part. Lines with a deeper indent continue the line above:
 
@@ -17,10 +19,42 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from importlib.util import find_spec
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
+
+from eaglegate.engine.vllm_contract import describe_untested
+
+MOST_LISTED = 3
+"""Differences that a sentence lists."""
+
+
+class Promise(StrEnum):
+    """A promise of the gateway that rests on parts of vLLM."""
+
+    SERVING = "serving"
+    TEXT = "text"
+    ACCOUNTS = "accounts"
+    PLANNER = "planner"
+    AUDITS = "audits"
+    SEEDS = "seeds"
+    EXCHANGE = "exchange of drafts"
+
+
+SUBSTITUTES = {
+    Promise.TEXT: "nothing is drafted",
+    Promise.PLANNER: "vLLM's own scheduler runs: no depth is chosen or bound, and "
+    "decode steps are not reported",
+    Promise.AUDITS: "answers are not audited",
+    Promise.SEEDS: "a seed's text may depend on the depth",
+    Promise.EXCHANGE: "the draft cannot be exchanged while serving",
+}
+"""What happens without a promise. Promises that are not here cannot be switched off."""
 
 
 class Area(StrEnum):
@@ -32,10 +66,27 @@ class Area(StrEnum):
     STATISTICS = "statistics"
     SCHEDULER = "scheduler"
     WORKER = "worker"
+    SEEDS = "seeds"
+    AUDITS = "audits"
     SWAP = "swap"
     PROCESS = "process"
     EXECUTION = "execution"
 
+
+PROMISES = {
+    Area.ENGINE: Promise.SERVING,
+    Area.OUTPUTS: Promise.ACCOUNTS,
+    Area.INTAKE: Promise.SERVING,
+    Area.STATISTICS: Promise.ACCOUNTS,
+    Area.SCHEDULER: Promise.PLANNER,
+    Area.WORKER: Promise.TEXT,
+    Area.SEEDS: Promise.SEEDS,
+    Area.AUDITS: Promise.AUDITS,
+    Area.SWAP: Promise.EXCHANGE,
+    Area.PROCESS: Promise.SERVING,
+    Area.EXECUTION: Promise.ACCOUNTS,
+}
+"""The promise that each area serves."""
 
 PARTS: dict[Area, dict[str, str]] = {
     Area.ENGINE: {
@@ -145,7 +196,7 @@ PARTS: dict[Area, dict[str, str]] = {
         """,
         "v1/core/kv_cache_manager.py": """
             KVCacheManager: coordinator block_pool
-            KVCacheManager.get_computed_blocks(self request)
+            KVCacheManager.get_computed_blocks(self request max_cache_hit_length?)
             KVCacheManager.prefix_cache_lookup_enabled(self request)
         """,
         "v1/core/kv_cache_coordinator.py": """
@@ -182,11 +233,7 @@ PARTS: dict[Area, dict[str, str]] = {
     Area.WORKER: {
         "v1/worker/gpu_model_runner.py": """
             GPUModelRunner.propose_draft_token_ids(+ scheduler_output)
-            GPUModelRunner._sample(self logits spec_decode_metadata)
-            GPUModelRunner._bookkeeping_sync(+ scheduler_output)
-            GPUModelRunner._get_prompt_logprobs_dict(self hidden_states num_scheduled_tokens)
-            GPUModelRunner: drafter input_batch use_async_scheduling device positions
-                query_start_loc num_prompt_logprobs requests model
+            GPUModelRunner: drafter input_batch use_async_scheduling device
             module: build_logitsprocs
         """,
         "v1/worker/gpu/model_runner.py": """
@@ -215,13 +262,6 @@ PARTS: dict[Area, dict[str, str]] = {
         "v1/worker/gpu/input_batch.py": """
             InputBatch: cu_num_logits_np num_reqs req_ids idx_mapping_np query_start_loc_np
                 num_computed_prefill_tokens_np
-        """,
-        "v1/worker/gpu/sample/prompt_logprob.py": """
-            PromptLogprobsWorker.add_request(self req_id req_idx sampling_params)
-            PromptLogprobsWorker.remove_request(self req_id)
-            PromptLogprobsWorker.compute_prompt_logprobs(self logits_fn hidden_states input_batch
-                all_token_ids num_computed_tokens prompt_lens)
-            PromptLogprobsWorker: uses_prompt_logprobs
         """,
         "lora/model_manager.py": """
             LoRAModelManager.set_adapter_mapping(self mapping)
@@ -253,40 +293,10 @@ PARTS: dict[Area, dict[str, str]] = {
             RejectionSampler.apply_logits_processors(self logits sampling_metadata metadata)
             apply_sampling_constraints(+ logits)
             expand_batch_to_tokens(x cu_num_tokens num_tokens replace_from replace_to)
-            rejection_sample(draft_token_ids num_draft_tokens max_spec_len cu_num_draft_tokens
-                draft_probs target_logits bonus_token_ids sampling_metadata synthetic_mode
-                synthetic_conditional_rates use_fp64_gumbel)
-        """,
-        "v1/sample/ops/topk_topp_sampler.py": """
-            TopKTopPSampler.forward_native(self logits generators k p)
-            TopKTopPSampler: logprobs_mode
-            apply_top_k_top_p(logits k p)
-        """,
-        "v1/sample/metadata.py": """
-            SamplingMetadata: generators
         """,
         "v1/spec_decode/metadata.py": """
             SpecDecodeMetadata: num_draft_tokens max_spec_len logits_indices bonus_logits_indices
                 target_logits_indices
-        """,
-        "v1/worker/gpu/spec_decode/rejection_sampler.py": """
-            RejectionSampler._verify(self logits draft_logits draft_sampled pos cu_num_logits
-                idx_mapping idx_mapping_np expanded_idx_mapping expanded_local_pos
-                seq_lens_upper_bound_np verify_draft_sampled)
-            RejectionSampler: sampler synthetic_conditional_rates watermark_key
-        """,
-        "v1/worker/gpu/sample/gumbel.py": """
-            gumbel_sample(+ logits expanded_idx_mapping temperature seed pos apply_temperature
-                is_drafting use_fp64)
-        """,
-        "v1/worker/gpu/sample/sampler.py": """
-            Sampler: sampling_states use_fp64_gumbel
-        """,
-        "v1/worker/gpu/sample/states.py": """
-            SamplingStates: seeds seeds_set temperature
-        """,
-        "utils/torch_utils.py": """
-            async_tensor_h2d(+ data device dtype)
         """,
         "v1/sample/sampler.py": """
             Sampler.apply_logits_processors(self logits sampling_metadata predict_bonus_token)
@@ -308,6 +318,59 @@ PARTS: dict[Area, dict[str, str]] = {
         """,
         "v1/engine/async_llm.py": """
             AsyncLLM: input_processor
+        """,
+    },
+    Area.SEEDS: {
+        "v1/worker/gpu_model_runner.py": """
+            GPUModelRunner._sample(self logits spec_decode_metadata)
+            GPUModelRunner._bookkeeping_sync(+ scheduler_output)
+            GPUModelRunner: positions query_start_loc
+        """,
+        "v1/sample/rejection_sampler.py": """
+            rejection_sample(draft_token_ids num_draft_tokens max_spec_len cu_num_draft_tokens
+                draft_probs target_logits bonus_token_ids sampling_metadata synthetic_mode
+                synthetic_conditional_rates use_fp64_gumbel fly_window_size?
+                fly_entropy_threshold? fly_entropy_top_k?)
+        """,
+        "v1/sample/ops/topk_topp_sampler.py": """
+            TopKTopPSampler.forward_native(self logits generators k p)
+            TopKTopPSampler: logprobs_mode
+            apply_top_k_top_p(logits k p has_topp_only_rows?)
+        """,
+        "v1/sample/metadata.py": """
+            SamplingMetadata: generators
+        """,
+        "v1/worker/gpu/spec_decode/rejection_sampler.py": """
+            RejectionSampler._verify(self logits draft_logits draft_sampled pos cu_num_logits
+                idx_mapping idx_mapping_np expanded_idx_mapping expanded_local_pos
+                seq_lens_upper_bound_np verify_draft_sampled)
+            RejectionSampler: sampler synthetic_conditional_rates watermark_key
+        """,
+        "v1/worker/gpu/sample/gumbel.py": """
+            gumbel_sample(+ logits expanded_idx_mapping temperature seed pos apply_temperature
+                is_drafting use_fp64)
+        """,
+        "v1/worker/gpu/sample/sampler.py": """
+            Sampler: sampling_states use_fp64_gumbel
+        """,
+        "v1/worker/gpu/sample/states.py": """
+            SamplingStates: seeds seeds_set temperature
+        """,
+        "utils/torch_utils.py": """
+            async_tensor_h2d(+ data device dtype)
+        """,
+    },
+    Area.AUDITS: {
+        "v1/worker/gpu_model_runner.py": """
+            GPUModelRunner._get_prompt_logprobs_dict(self hidden_states num_scheduled_tokens)
+            GPUModelRunner: positions query_start_loc num_prompt_logprobs requests model
+        """,
+        "v1/worker/gpu/sample/prompt_logprob.py": """
+            PromptLogprobsWorker.add_request(self req_id req_idx sampling_params)
+            PromptLogprobsWorker.remove_request(self req_id)
+            PromptLogprobsWorker.compute_prompt_logprobs(self logits_fn hidden_states input_batch
+                all_token_ids num_computed_tokens prompt_lens)
+            PromptLogprobsWorker: uses_prompt_logprobs
         """,
     },
     Area.SWAP: {
@@ -362,18 +425,111 @@ PARTS: dict[Area, dict[str, str]] = {
 }
 
 
-def compare(source: Path) -> dict[Area, list[str]]:
-    """Return the differences from ``PARTS`` for the vLLM whose package is the folder ``source``."""
-    broken = {
-        area: [
-            name
-            for file, text in files.items()
-            for part in split_parts(text)
-            for name in _read_module(source / file).find_differences(part)
+@dataclass(frozen=True, slots=True)
+class PartDifference:
+    """A part of vLLM that is not what the gateway was written for."""
+
+    name: str
+    """Dotted name in its module."""
+    text: str
+    """How it differs: ``is missing``, or its parameters."""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.text}"
+
+
+Differences = Mapping[Area, Sequence[PartDifference]]
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """Comparison of an installed vLLM that the tests do not run on."""
+
+    untested: str
+    """The sentence that names the version."""
+    differences: Differences
+
+    @property
+    def broken(self) -> frozenset[Promise]:
+        """The promises that a difference affects."""
+        return frozenset(PROMISES[area] for area in self.differences)
+
+    @property
+    def refusal(self) -> str | None:
+        """The reason to refuse a start; None if all parts are equal."""
+        if not self.differences:
+            return None
+        return f"{self.explain()}; --allow-untested-vllm starts without these promises"
+
+    def explain(self) -> str:
+        """Say what was compared, what differs, and what happens without the promises it affects."""
+        names, files = count_parts()
+        compared = f"{names} methods, functions and fields of {files} files were compared by name"
+        if not self.differences:
+            return f"{self.untested}: {compared}, and all are as expected"
+        parts = [
+            f"{difference} ({PROMISES[area].value})"
+            for area, differences in self.differences.items()
+            for difference in differences
         ]
-        for area, files in PARTS.items()
-    }
-    return {area: names for area, names in broken.items() if names}
+        more = f" and {len(parts) - MOST_LISTED} more" if len(parts) > MOST_LISTED else ""
+        substitutes = [
+            f"{promise.value}: {SUBSTITUTES.get(promise, 'cannot be switched off, and may fail')}"
+            for promise in Promise
+            if promise in self.broken
+        ]
+        return (
+            f"{self.untested}: {compared}, and {len(parts)} of them differ: "
+            f"{', '.join(parts[:MOST_LISTED])}{more}. Without the promises that this affects: "
+            f"{'; '.join(substitutes)}"
+        )
+
+
+def examine_installed() -> Examination | None:
+    """Compare the installed vLLM by its source; None if its version is tested."""
+    untested = describe_untested()
+    if untested is None:
+        return None
+    return Examination(untested, _compare_once(find_source()))
+
+
+def find_broken_promises() -> frozenset[Promise]:
+    """Return the promises that do not hold with the installed vLLM."""
+    examination = examine_installed()
+    return frozenset() if examination is None else examination.broken
+
+
+def find_source() -> Path:
+    """Return the folder of the installed vLLM's package without importing it."""
+    spec = find_spec("vllm")
+    return Path(spec.origin).parent if spec is not None and spec.origin else Path("vllm")
+
+
+def count_parts() -> tuple[int, int]:
+    """Return the numbers of names and of files in ``PARTS``."""
+    names = sum(
+        1 if "(" in part else len(part.partition(":")[2].split())
+        for files in PARTS.values()
+        for text in files.values()
+        for part in split_parts(text)
+    )
+    return names, len({file for files in PARTS.values() for file in files})
+
+
+def compare(source: Path) -> dict[Area, list[PartDifference]]:
+    """Return the differences from ``PARTS`` for the vLLM whose package is the folder ``source``."""
+    broken: dict[Area, list[PartDifference]] = {area: [] for area in PARTS}
+    areas = [(file, area) for area, files in PARTS.items() for file in files]
+    # File by file, so that one tree is in memory at a time: they have a hundred times their text.
+    for file, group in groupby(sorted(areas), itemgetter(0)):
+        module = _read_module(source / file)
+        for _, area in group:
+            for part in split_parts(PARTS[area][file]):
+                broken[area].extend(module.find_differences(part))
+    return {area: differences for area, differences in broken.items() if differences}
+
+
+_compare_once = cache(compare)
 
 
 def split_parts(parts: str) -> Iterator[str]:
@@ -387,43 +543,55 @@ class ModuleSource:
 
     def __init__(self, tree: ast.Module) -> None:
         self._functions: dict[str, list[str]] = {}
+        self._classes: dict[str, ast.ClassDef] = {}
         self._names = {"module": set(_defined_names(tree.body))}
         for node in tree.body:
             self._add_function("", node)
             if isinstance(node, ast.ClassDef):
-                self._names[node.name] = {*_defined_names(node.body), *_assigned_names(node)}
+                self._classes[node.name] = node
                 for member in node.body:
                     self._add_function(f"{node.name}.", member)
 
-    def find_differences(self, part: str) -> Iterator[str]:
+    def find_differences(self, part: str) -> Iterator[PartDifference]:
         """Yield the names in one line of ``PARTS`` that are missing or different in the source."""
         if "(" in part:
             name, _, wanted = part.removesuffix(")").partition("(")
-            if not _fits(self._functions.get(name), wanted.split()):
-                yield name
+            parameters = self._functions.get(name)
+            if parameters is None:
+                yield PartDifference(name, "is missing")
+            elif not _fits(parameters, wanted.split()):
+                yield PartDifference(name, f"takes ({' '.join(parameters)}), not ({wanted})")
             return
         owner, _, names = part.partition(":")
-        known = self._names.get(owner, set())
-        yield from (f"{owner}.{name}" for name in names.split() if name not in known)
+        known = self._list_names(owner)
+        for name in names.split():
+            if name not in known:
+                yield PartDifference(f"{owner}.{name}", "is missing")
+
+    def _list_names(self, owner: str) -> set[str]:
+        """Return a class's names. Only those of the classes in ``PARTS`` are collected, since this
+        walks all of their code."""
+        node = self._classes.get(owner)
+        if owner not in self._names and node is not None:
+            self._names[owner] = {*_defined_names(node.body), *_assigned_names(node)}
+        return self._names.get(owner, set())
 
     def _add_function(self, prefix: str, node: ast.stmt) -> None:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             self._functions.setdefault(prefix + node.name, _list_parameters(node.args))
 
 
-@cache
 def _read_module(file: Path) -> ModuleSource:
     """Parse a file of vLLM. A missing file defines nothing."""
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     return ModuleSource(ast.parse(text))
 
 
-def _fits(found: list[str] | None, wanted: list[str]) -> bool:
-    if found is None:
-        return False
+def _fits(parameters: list[str], wanted: list[str]) -> bool:
     if wanted[:1] == ["+"]:
-        return set(wanted[1:]) <= set(found)
-    return found == [n.rstrip("?") for n in wanted if not n.endswith("?") or n[:-1] in found]
+        return set(wanted[1:]) <= set(parameters)
+    expected = [n.rstrip("?") for n in wanted if not n.endswith("?") or n[:-1] in parameters]
+    return parameters == expected
 
 
 def _list_parameters(given: ast.arguments) -> list[str]:
@@ -448,7 +616,29 @@ def _defined_names(body: Sequence[ast.stmt]) -> Iterator[str]:
 
 def _assigned_names(owner: ast.ClassDef) -> Iterator[str]:
     """Yield the names that methods assign to ``self``."""
-    for node in ast.walk(owner):
-        match node:
-            case ast.Attribute(ast.Name("self"), name, ast.Store()):
-                yield name
+    for statement in _walk_statements(owner):
+        for target in _list_targets(statement):
+            for node in ast.walk(target):
+                match node:
+                    case ast.Attribute(ast.Name("self"), name, ast.Store()):
+                        yield name
+
+
+def _walk_statements(owner: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements below a node. ``ast.walk`` also visits expressions, ten times as many
+    nodes."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for child in getattr(owner, field, ()):
+            yield child
+            yield from _walk_statements(child)
+
+
+def _list_targets(statement: ast.AST) -> Sequence[ast.expr]:
+    match statement:
+        case ast.Assign():
+            return statement.targets
+        case ast.AnnAssign() | ast.AugAssign() | ast.For():
+            return [statement.target]
+        case ast.With():
+            return [item.optional_vars for item in statement.items if item.optional_vars]
+    return ()
