@@ -310,9 +310,9 @@ class StepPlanning:
         plan: DepthPlan | None = getattr(output, PLAN, None)
         return pack_rates(plan.rates, plan.token_price) if plan and plan.rates else []
 
-    def plan(self, request_depths: Sequence[tuple[Request, int]], max_depth: int) -> int:
+    def plan(self, request_depths: Sequence[tuple[Request, int]]) -> int:
         """Return the depth of the drafts made after this step, and keep the widths for the next
-        step.
+        step. The depths of requests are those of ``get_depth`` of the scheduler, so at most K.
 
         Requests from which the planner must not learn are unknown to it and keep their depth. The
         widths of requests outside this step are kept as well: with pipeline parallelism other steps
@@ -323,7 +323,7 @@ class StepPlanning:
         untaught_depths = [
             depth for request, depth in request_depths if UNTAUGHT in _get_extra(request)
         ]
-        min_depth = min(max_depth, max(untaught_depths, default=0))
+        min_depth = max(untaught_depths, default=0)
         if untaught_depths:
             request_depths = [
                 pair for pair in request_depths if UNTAUGHT not in _get_extra(pair[0])
@@ -340,20 +340,21 @@ class StepPlanning:
         names, bounds, floors = [], [], []
         for request, depth in latency_class or request_depths:
             has_own_depth = _get_own_depth(request) is not None
-            bound = min(depth, max_depth)
+            bound = depth
             # Drafts beyond the last token are never committed. With graphs a request's own depth
             # is kept even there, because other widths cost the whole step its FULL graph.
             if self.graphs is None or not has_own_depth:
-                bound = min(bound, _count_useful(request))
+                bound = min(depth, _count_useful(request))
             names.append(request.request_id)
             bounds.append(bound)
             floors.append(bound if has_own_depth else 0)
         plan = self._planner.plan(names, bounds, floors)
+        assert plan.depth <= self._scheduler.draft_depth
         self._widths.update(zip(names, plan.widths, strict=True))
         self._plan = plan
         if latency_class:
             self._follow_depth(request_depths, set(names), plan.depth)
-        return max(min(plan.depth, max_depth), min_depth)
+        return max(plan.depth, min_depth)
 
     def _follow_depth(
         self,

@@ -148,16 +148,16 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
     def _get_step_depth(self, requests: list[Request]) -> int:
         """Choose the depth to draft after this step: the greatest depth of its requests."""
         if not self.use_v2_model_runner and self._is_near_the_end(requests):
-            return self.planning.plan([], 0)
-        limit = self._get_batch_limit(len(requests))
+            return 0
         request_depths = [
             (request, self.get_depth(request))
             for request in requests
             if not request.is_prefill_chunk
         ]
         if self.planning.active:
-            depth = self.planning.plan(request_depths, limit)
+            depth = self.planning.plan(request_depths)
         else:
+            limit = self._get_batch_limit(len(requests))
             depth = min(limit, max((depth for _, depth in request_depths), default=0))
         return depth if self.lookups is None else self.lookups.limit_depth(requests, depth)
 

@@ -237,8 +237,8 @@ def test_the_widths_of_a_step_that_is_under_way_stay() -> None:
     watch(pretence, {"a": 1, "b": 3})
     planning = pretence.scheduler.planning
     a, b = pretence.add("a"), pretence.add("b")
-    planning.plan([(a, MOST)], MOST)
-    planning.plan([(b, MOST)], MOST)
+    planning.plan([(a, MOST)])
+    planning.plan([(b, MOST)])
     assert (planning.get_width(a, MOST), planning.get_width(b, MOST)) == (1, 3)
     planning.forget(a)
     assert planning.get_width(a, MOST) == MOST
