@@ -10,7 +10,7 @@ import msgspec
 import orjson
 import pytest
 
-from eaglegate.engine.types import DecodeStep, Drafter, Step, StepTrace
+from eaglegate.engine.types import DecodeStep, DepthReason, Drafter, Step, StepTrace
 from eaglegate.observability.pages import make_page_routes
 from eaglegate.server.access.caller import ApiKey
 from eaglegate.server.access.keys import KeyRing, hash_key
@@ -92,9 +92,9 @@ def script(lab, text: str) -> list[int]:
         lab.engine.script.append(
             Step(
                 tuple(part),
-                decode=(DecodeStep(len(part), len(part) - 1, len(part)),),
+                decode=(DecodeStep(len(part), len(part) - 1, len(part), planned=DepthReason.COST),),
                 finish=FinishReason.STOP if at + 3 >= len(ids) else None,
-                traces=(StepTrace(1.0 + at, (*part[:-1], wrong)),),
+                traces=(StepTrace(1.0 + at, (*part[:-1], wrong), (90.4, 100.6, 0.0), 0.25),),
             )
         )
     return ids
@@ -214,7 +214,11 @@ async def test_steps_are_counted_and_rejected_drafts_shown(lab, tmp_path):
                 await page.value("document.querySelectorAll('.stepper button')[0].click()")
                 detail = await page.value("document.querySelector('.detail').textContent")
                 assert f"step {steps - 1}: verify" in detail
-                assert '2 of 3 drafts accepted · rejected: 3: "<"' in detail
+                assert "2 of 3 drafts accepted · planned: cost · " in detail
+                assert (
+                    "by depth: 0: 90, 1: 101, 2: not open · a draft pays above survival" in detail
+                )
+                assert 'rejected: 3: "<"' in detail
                 lost = await page.value("document.querySelector('.written .lost').title")
                 assert 'rejected: 3: "<"' in lost
             assert page.problems == []
