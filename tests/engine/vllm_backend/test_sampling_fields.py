@@ -78,7 +78,7 @@ async def steered(
 async def test_fields_of_one_request_leave_the_others_of_its_batch_alone(
     engine: VllmEngine, plain_engine: VllmEngine, steered: Steered, prompts: Prompts
 ) -> None:
-    depths = (0, MOST) if SECOND_RUNNER else DEPTHS
+    depths = (0, MOST)
     requests = [
         *(steered.request(field) for field in FIELDS),
         *(make_greedy(f"other-{at_}", prompt, TOKENS) for at_, prompt in enumerate(prompts[:FEW])),
@@ -142,7 +142,7 @@ async def test_seeded_text_is_that_of_an_engine_without_a_draft(
         fields["min_tokens"] = 30
     requests = [
         EngineRequest(f"{field}-{seed}", prompt, Sampling(40, temperature=1.5, seed=seed, **fields))
-        for seed, prompt in enumerate([*prompts[::2], steered.prompt])
+        for seed, prompt in enumerate([prompts[2], steered.prompt])
     ]
     if field == "grammar":
         constraint = Constraint("json_schema", json.dumps(SCHEMA))
@@ -151,12 +151,11 @@ async def test_seeded_text_is_that_of_an_engine_without_a_draft(
         requests = [replace(r, sampling=replace(r.sampling, logprobs=2)) for r in requests]
     want = [await run(plain_engine, request) for request in requests]
     company = [
-        *(make_greedy(f"greedy-{at_}", prompt, 60) for at_, prompt in enumerate(prompts)),
+        make_greedy("greedy", prompts[0], 60),
         EngineRequest("free", prompts[0], Sampling(60, temperature=1.5, **fields)),
     ]
     mixed = [fix_depth(depth, request) for request in requests for depth in DEPTHS]
     got = (await run_all(engine, [*mixed, *company]))[: len(mixed)]
-    together = await run_all(engine, requests)
     assert await engine.set_planning("random") == "random"
     try:
         planned = await run_all(engine, requests)
@@ -164,7 +163,7 @@ async def test_seeded_text_is_that_of_an_engine_without_a_draft(
         await engine.set_planning("off")
     for number, expected in enumerate(want):
         ours = got[number * len(DEPTHS) :][: len(DEPTHS)]
-        for outcome in (*ours, together[number], planned[number]):
+        for outcome in (*ours, planned[number]):
             assert outcome.token_ids == expected.token_ids, requests[number].id
             assert outcome.finish == expected.finish
             assert len(outcome.logprobs) == len(expected.logprobs)
@@ -196,7 +195,7 @@ async def test_every_field_in_one_seeded_batch(
         if ours.token_ids == theirs.token_ids
     ]
     assert len(same) < len(fields) / 2, "too few fields have an effect on this seed's text"
-    depths = (0, MOST) if SECOND_RUNNER else DEPTHS
+    depths = (0, MOST)
     mixed = [fix_depth(depth, request) for request in requests for depth in depths]
     for number, outcome in enumerate(await run_all(engine, mixed)):
         expected = want[number // len(depths)]
@@ -212,7 +211,7 @@ async def test_a_budget_of_reasoning_tokens(
     (end,) = renderer.encode("</think>", False)
     requests = [
         make_greedy(f"budget-{budget}-{number}", prompt, TOKENS + 10, thinking_token_budget=budget)
-        for budget in ((1, 4, 9) if SECOND_RUNNER else (0, 1, 2, 3, 5, 8, 9, 10, 14, 30))
+        for budget in ((1, 4, 9) if SECOND_RUNNER else (0, 1, 2, 5, 9, 30))
         for number, prompt in enumerate(prompts[:FEW])
     ]
     want = await run_all(plain_engine, requests)
@@ -221,7 +220,7 @@ async def test_a_budget_of_reasoning_tokens(
         assert budget is not None
         assert end in outcome.token_ids[: budget + 2], request.id
     accepted = 0
-    for depth in [MOST] if SECOND_RUNNER else [0, 3, MOST]:
+    for depth in [MOST] if SECOND_RUNNER else [0, MOST]:
         got = await run_all(engine, [fix_depth(depth, request) for request in requests])
         for request, outcome, expected in zip(requests, got, want, strict=True):
             assert outcome.token_ids == expected.token_ids, (depth, request.id)
@@ -248,7 +247,7 @@ async def test_a_repetition_ends_the_answer(
 async def test_preemption_chunks_and_prefix_hits(
     engine: VllmEngine, plain_engine: VllmEngine, steered: Steered, prompts: Prompts
 ) -> None:
-    """Run twice at full depth, with too little KV for all and with prompts longer than a chunk.
+    """Run at full depth, with too little KV for all and with prompts longer than a chunk.
 
     The text is that of each request alone and without a draft. ``min_p`` of 1 leaves the likeliest
     token alone, so that sampled text is the greedy one.
@@ -266,10 +265,9 @@ async def test_preemption_chunks_and_prefix_hits(
         requests.append(request)
     want = [await run(plain_engine, request) for request in requests]
     before = preemptions(engine)
-    for _ in range(2):
-        for outcome, expected in zip(await run_all(engine, requests), want, strict=True):
-            assert outcome.token_ids == expected.token_ids, expected
-            assert outcome.totals.imbalance == 0
+    for outcome, expected in zip(await run_all(engine, requests), want, strict=True):
+        assert outcome.token_ids == expected.token_ids, expected
+        assert outcome.totals.imbalance == 0
     assert preemptions(engine) > before
     for number in range(len(fields)):
         sampling = replace(requests[number].sampling, max_tokens=1, min_tokens=0)
