@@ -87,7 +87,7 @@ def requests() -> Iterator[tuple[dict, dict]]:
     """Chat, structured answers and forced calls, greedy and sampled with a seed in turns."""
     plain = [prompt for prompt in PROMPTS if "tools" not in prompt]
     with_tools = [prompt for prompt in PROMPTS if "tools" in prompt]
-    for number in range(8):
+    for number in range(4):
         for prompt, fields in (
             (plain[number], {}),
             (plain[number], STRUCTURED),
