@@ -66,17 +66,11 @@ async def ask_until(
     return took_s
 
 
-@pytest.mark.parametrize(
-    ("fault", "sampling"),
-    [
-        (faulty.ACCEPTS_TOO_MANY, {}),
-        (faulty.IGNORES_SEED, {"temperature": 1.0, "seed": 7}),
-    ],
-)
 def test_a_faulty_engine_loses_speculation_until_it_is_released(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, sampling: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(faulty.INJECTED, fault)
+    monkeypatch.setenv(faulty.INJECTED, faulty.IGNORES_SEED)
+    sampling: dict[str, Any] = {"temperature": 1.0, "seed": 7}
     with serving(tmp_path / "serve.log", (*FLAGS, f"--audit-share={SHARE}")) as gateway:
 
         def is_held() -> bool:
