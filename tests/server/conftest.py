@@ -7,8 +7,9 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 import pytest
@@ -44,12 +45,18 @@ EOS = "<|im_end|>"
 ADMIN_PORT = 9000
 
 
+@cache
+def load_encoder() -> tuple[Tokenizer, TextEncoder]:
+    """The demo's tokenizer, which all tests of a process share, and its encoder."""
+    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    return tokenizer, TextEncoder(tokenizer)
+
+
 class PlainRenderer:
     """Renders ``role: content`` lines with the demo's tokenizer."""
 
     def __init__(self) -> None:
-        self.tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
-        self.encoder = TextEncoder(self.tokenizer)
+        self.tokenizer, self.encoder = load_encoder()
         self.seen: list[dict[str, Any]] = []
 
     def render_chat(
@@ -79,10 +86,62 @@ class PlainRenderer:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
 
-def make_app(lab: Lab, more_routes: Iterable[BaseRoute] = ()) -> FastAPI:
+def make_app(lab: Lab | Application, more_routes: Iterable[BaseRoute] = ()) -> FastAPI:
     """The application of ``lab``, with the APIs that store answers."""
     routers = [route.router(lab.gateway, lab.runs), *list_routers(lab.gateway)]
     return create_app(lab.gateway, more_routes, routers)
+
+
+class LabGateway(Gateway):
+    """Opens its store of responses when that is first used."""
+
+    @property
+    def store(self) -> SqlResponseStore | None:  # type: ignore[override]
+        if callable(self._store):
+            self._store = self._store()
+        return self._store
+
+    @store.setter
+    def store(self, store: SqlResponseStore | Callable[[], SqlResponseStore] | None) -> None:
+        self._store = store
+
+
+def open_store() -> SqlResponseStore:
+    return SqlResponseStore("sqlite://", Retention(3600))
+
+
+class Application:
+    """An application and its gateway. FastAPI makes one in 50 ms, so tests pass it on."""
+
+    pool: ClassVar[list[Application]] = []
+    loans: ClassVar[list[Application]] = []
+
+    def __init__(self) -> None:
+        self.gateway = LabGateway((), 0)
+        self.runs = BackgroundRuns()
+        self.app = make_app(self)
+
+    @classmethod
+    def take(cls, **settings: Any) -> Application:
+        """Return an application whose gateway has nothing but these settings."""
+        application = cls.pool.pop() if cls.pool else cls()
+        cls.loans.append(application)
+        LabGateway.__init__(application.gateway, **settings)
+        BackgroundRuns.__init__(application.runs)
+        return application
+
+
+@pytest.fixture(autouse=True)
+def reuse_applications() -> Iterator[None]:
+    """Keep some applications of this test for the next one."""
+    Application.loans.clear()  # those of fixtures that outlive a test
+    yield
+    Application.pool[:] = [*Application.pool, *Application.loans][:4]
+
+
+@lru_cache(4)
+def make_vocabulary(tokenizer: Tokenizer) -> Vocabulary:
+    return Vocabulary.from_tokenizers(tokenizer)
 
 
 @dataclass
@@ -98,15 +157,12 @@ class Lab:
     max_model_len: int = 256
 
     def __post_init__(self) -> None:
-        self.gateway = Gateway(
-            models=("demo", "alias"),
-            created=1,
-            timing=self.timing,
-            store=SqlResponseStore("sqlite://", Retention(3600)),
+        application = Application.take(
+            models=("demo", "alias"), created=1, timing=self.timing, store=open_store
         )
+        self.gateway, self.runs = application.gateway, application.runs
+        self.app = application.app
         self.gateway.open(self.path())
-        self.runs = BackgroundRuns()
-        self.app = make_app(self)
 
     def configure(self, **settings: Any) -> None:
         self.gateway.settings = replace(self.gateway.settings, **settings)
@@ -128,7 +184,7 @@ class Lab:
     def vocabulary(self) -> Vocabulary:
         tokenizer = self.renderer.tokenizer
         if isinstance(tokenizer, Tokenizer):
-            return Vocabulary.from_tokenizers(tokenizer)
+            return make_vocabulary(tokenizer)
         return Vocabulary.from_transformers(tokenizer)
 
     def says(

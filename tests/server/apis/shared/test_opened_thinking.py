@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer
 
 from eaglegate.text.parsing.registry import (
     REASONING_PARSERS,
@@ -49,6 +49,7 @@ class OpeningRenderer(PlainRenderer):
     def __init__(self, opening: str, markers: tuple[str, ...]) -> None:
         super().__init__()
         self.opening = opening
+        self.tokenizer = Tokenizer.from_str(self.tokenizer.to_str())
         tokens = [AddedToken(text, special=True) for text in markers if " " not in text]
         self.tokenizer.add_special_tokens(tokens)
         self.encoder = TextEncoder(self.tokenizer)
