@@ -20,7 +20,7 @@ ACCOUNTS = (
     "tests/server/access/test_admission.py",
     "tests/server/access/test_keys.py",
     "tests/server/access/test_clock.py",
-    "tests/server/stateful/test_admission.py::test_no_history_surprises[Quotas]",
+    "tests/server/stateful/test_admission.py::test_quotas_follow_their_model",
 )
 STORED = (
     "tests/server/store/test_store_held.py",
@@ -40,7 +40,6 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/server/access/test_admission.py",
         "tests/server/access/test_fair_order.py",
         "tests/server/access/test_places.py",
-        "tests/server/access/test_reserved_places.py",
         "tests/server/cli/test_drain.py",
         *FULL_QUEUE,
     ),

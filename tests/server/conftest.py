@@ -22,6 +22,8 @@ from tokenizers import Tokenizer
 from eaglegate.engine.scripted import ScriptedEngine, steps
 from eaglegate.engine.speculation.policy import SpeculationPolicy
 from eaglegate.engine.types import EngineInfo, PositionLogprobs, SpeculationInfo, Step, TokenLogprob
+from eaglegate.server.access.caller import ApiKey
+from eaglegate.server.access.keys import KeyRing, hash_key
 from eaglegate.server.apis.responses import route
 from eaglegate.server.apis.responses.background import BackgroundRuns
 from eaglegate.server.apis.shared.gateway import Gateway
@@ -90,6 +92,15 @@ def make_app(lab: Lab | Application, more_routes: Iterable[BaseRoute] = ()) -> F
     """The application of ``lab``, with the APIs that store answers."""
     routers = [route.router(lab.gateway, lab.runs), *list_routers(lab.gateway)]
     return create_app(lab.gateway, more_routes, routers)
+
+
+def secret_of(name: str) -> str:
+    return f"{name}-key-0123456789"
+
+
+def make_key(name: str, **settings: Any) -> ApiKey:
+    """The API key ``name``, which a call sends with ``key=name``."""
+    return ApiKey(name, hash_key(secret_of(name)), **settings)
 
 
 class LabGateway(Gateway):
@@ -167,6 +178,17 @@ class Lab:
     def configure(self, **settings: Any) -> None:
         self.gateway.settings = replace(self.gateway.settings, **settings)
 
+    def change_model(self, **changes: Any) -> None:
+        """Change what the gateway knows of its model."""
+        pipeline = self.gateway.require()
+        served = replace(pipeline.served_model, **changes)
+        self.gateway.open(replace(pipeline, served_model=served))
+
+    def admit(self, *keys: str | ApiKey) -> None:
+        """Ask for one of these API keys, given or named."""
+        ring = tuple(make_key(key) if isinstance(key, str) else key for key in keys)
+        self.gateway.keys = KeyRing(ring)
+
     def path(self) -> Pipeline:
         info = EngineInfo(
             "demo", self.max_model_len, 2048, SpeculationInfo("eagle3.1", self.depth, summary="x")
@@ -211,18 +233,35 @@ class Lab:
     async def post(self, url: str, body: Any, **options: Any) -> Answer:
         return await self.call("POST", url, body, **options)
 
-    async def call(self, method: str, url: str, body: Any = b"", **options: Any) -> Answer:
+    async def call(
+        self, method: str, url: str, body: Any = b"", key: str | None = None, **options: Any
+    ) -> Answer:
         """Operator paths without keys are on a port of their own."""
         raw = body if isinstance(body, bytes) else orjson.dumps(body)
+        if key is not None:
+            options["headers"] = {"x-api-key": secret_of(key)} | (options.get("headers") or {})
         if url.startswith("/admin") and not self.gateway.keys:
             self.gateway.admin_port = ADMIN_PORT
             options.setdefault("server", ("127.0.0.1", ADMIN_PORT))
         return await call(self.app, method, url, raw, **options)
 
-    async def chat(self, timeout_s: float | None = None, **fields: Any) -> Answer:
+    async def chat(
+        self, timeout_s: float | None = None, key: str | None = None, **fields: Any
+    ) -> Answer:
         body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], **fields}
         headers = {} if timeout_s is None else {"x-request-timeout": str(timeout_s)}
-        return await self.post("/v1/chat/completions", body, headers=headers)
+        return await self.post("/v1/chat/completions", body, key=key, headers=headers)
+
+    async def complete(self, key: str | None = None, **fields: Any) -> Answer:
+        body = {"model": "demo", "prompt": "one two"} | fields
+        return await self.post("/v1/completions", body, key=key)
+
+    async def respond(self, key: str | None = None, **fields: Any) -> Answer:
+        return await self.post("/v1/responses", {"model": "demo", "input": "hi"} | fields, key=key)
+
+    async def message(self, key: str | None = None, **fields: Any) -> Answer:
+        body = {"model": "demo", "max_tokens": 99, "messages": [{"role": "user", "content": "hi"}]}
+        return await self.post("/v1/messages", body | fields, key=key)
 
     async def get(self, url: str, **options: Any) -> Answer:
         return await self.call("GET", url, **options)
@@ -230,8 +269,8 @@ class Lab:
     async def head(self, url: str, **options: Any) -> Answer:
         return await self.call("HEAD", url, **options)
 
-    async def delete(self, url: str) -> Answer:
-        return await self.call("DELETE", url)
+    async def delete(self, url: str, **options: Any) -> Answer:
+        return await self.call("DELETE", url, **options)
 
 
 def _likely(token_id: int) -> PositionLogprobs:
@@ -316,6 +355,12 @@ def make_scope(
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 80),
     } | changes
+
+
+async def wait_until(reached: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not reached():  # noqa: ASYNC110
+            await asyncio.sleep(0)
 
 
 def send_once(body: bytes) -> Callable[[], Awaitable[dict[str, Any]]]:

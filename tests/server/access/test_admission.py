@@ -131,24 +131,6 @@ async def test_a_key_has_so_many_requests_at_a_time():
     await Client(admission, Requester("c", concurrency=1)).leave()
 
 
-async def test_unreachable_deadlines_are_refused_at_once():
-    clock = Clock()
-    admission = Admission(AdmissionLimits(running=1), clock)
-    for _ in range(5):
-        done = Client(admission)
-        await settle()
-        clock.now += 4
-        await done.leave()
-    running, waiting = Client(admission), Client(admission)
-    await settle()
-    with pytest.raises(TooManyRequests, match="could not be answered in time") as refused:
-        Client(admission, Requester(deadline=clock.now + 3))
-    assert refused.value.code == "deadline_unreachable"
-    await Client(admission, Requester(deadline=clock.now + 60)).leave()
-    await running.leave()
-    await waiting.leave()
-
-
 async def test_the_time_that_is_needed_and_left_is_named():
     clock = Clock()
     admission = Admission(AdmissionLimits(running=1), clock)
@@ -203,23 +185,6 @@ async def test_until_empty_waits_for_the_last_to_leave():
         await client.leave()
     await asyncio.wait_for(empty, 1)
     assert admission.count_by_key() == {}
-
-
-async def test_a_key_pays_for_its_requests():
-    clock = Clock()
-    quota = KeyQuota("a", requests=2, tokens=100, clock=clock)
-    admission, visitor = Admission(clock=clock), Requester("a", quota=quota)
-    clients = [Client(admission, visitor) for _ in range(2)]
-    with pytest.raises(TooManyRequests) as refused:
-        Client(admission, visitor)
-    assert refused.value.code == "key_requests_exceeded"
-    clock.now += 60
-    quota.pay(100)
-    with pytest.raises(TooManyRequests) as refused:
-        Client(admission, visitor)
-    assert refused.value.code == "key_tokens_exceeded"
-    for client in clients:
-        await client.leave()
 
 
 async def test_an_answer_of_several_choices_takes_as_many_of_a_key_s_places():

@@ -14,8 +14,10 @@ MESSAGES = [{"role": "user", "content": "hi"}]
     [
         ("/v1/chat/completions", {"messages": MESSAGES, "prompt_cache_key": "k"}),
         ("/v1/chat/completions", {"messages": MESSAGES, "user": "k"}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "session_id": "k"}),
         ("/v1/completions", {"prompt": "hi", "user": "k"}),
         ("/v1/responses", {"input": "hi", "prompt_cache_key": "k"}),
+        ("/v1/responses", {"input": "hi", "prompt_cache_key": "c", "session_id": "k"}),
         ("/v1/messages", {"messages": MESSAGES, "max_tokens": 4, "metadata": {"user_id": "k"}}),
     ],
 )

@@ -6,14 +6,11 @@ import time
 
 import pytest
 
-from eaglegate.server.access.caller import ApiKey
-from eaglegate.server.access.keys import KeyRing, hash_key
 from eaglegate.server.access.notices import Notices
 from eaglegate.server.access.quota import KeyQuota
 from eaglegate.server.apis.shared.template import MediaPolicy
+from tests.server.conftest import make_key
 
-SECRET = "k" * 20
-HEADERS = {"authorization": f"Bearer {SECRET}"}
 SAY = [{"role": "user", "content": "hi"}]
 FREE = {
     "/tokenize": {"prompt": "hi"},
@@ -26,23 +23,22 @@ FREE = {
 
 def keyed(lab, **limits):
     quota = KeyQuota("user", clock=lambda: 0.0, **limits)
-    lab.gateway.keys = KeyRing((ApiKey("user", hash_key(SECRET), quota=quota),))
+    lab.admit(make_key("user", quota=quota))
+    return quota
 
 
 @pytest.mark.parametrize("url", FREE)
 async def test_endpoints_that_generate_nothing_count_for_the_request_limit(lab, url):
     keyed(lab, requests=5)
-    statuses = [(await lab.post(url, FREE[url], headers=HEADERS)).status for _ in range(7)]
+    statuses = [(await lab.post(url, FREE[url], key="user")).status for _ in range(7)]
     assert statuses == [200] * 5 + [429] * 2
 
 
 async def test_a_prompt_that_is_served_is_paid_once(lab):
     lab.says("yes")
-    keyed(lab, tokens=100_000)
-    answer = await lab.post("/v1/completions", completion(), headers=HEADERS)
-    quota = lab.gateway.keys.keys[0].quota
-    used = 100_000 - quota._tokens.level
-    assert used == answer.json["usage"]["total_tokens"]
+    quota = keyed(lab, tokens=100_000)
+    answer = await lab.post("/v1/completions", completion(), key="user")
+    assert 100_000 - quota._tokens.level == answer.json["usage"]["total_tokens"]
 
 
 def completion() -> dict:

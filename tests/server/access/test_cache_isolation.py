@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eaglegate.server.access.caller import ApiKey
 from eaglegate.server.access.isolation import CacheIsolation, check_names
-from eaglegate.server.access.keys import KeyRing, hash_key
 from eaglegate.server.errors import ConfigError
+from tests.server.conftest import make_key
 
-A, B = (ApiKey(name, hash_key(f"secret-of-{name}-key")) for name in "ab")
+A, B = map(make_key, "ab")
 PLAIN = replace(A, name="key-12345678", named=False)
 ASK = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
 salts = (
@@ -65,9 +64,9 @@ async def test_every_api_salts_by_key(lab, api) -> None:
         "/v1/responses": {"model": "demo", "input": "Hi"},
         "/v1/messages": ASK | {"max_tokens": 9},
     }.get(api, ASK)
-    lab.gateway.keys = KeyRing((A, B))
+    lab.admit(A, B)
     for name in "ab":
         lab.says("Hello.")
-        answer = await lab.call("POST", api, body, headers={"x-api-key": f"secret-of-{name}-key"})
+        answer = await lab.post(api, body, key=name)
         assert answer.status == 200, answer.json
         assert lab.engine.requests[-1].cache_salt == f"key:{name}:"

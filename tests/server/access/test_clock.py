@@ -8,12 +8,11 @@ import pytest
 
 from eaglegate.engine.scripted import Pause
 from eaglegate.engine.types import Step
-from eaglegate.server.access.caller import ApiKey
-from eaglegate.server.access.keys import KeyRing, hash_key
+from eaglegate.server.access.keys import KeyRing
 from eaglegate.server.access.quota import KeyQuota
+from tests.server.conftest import make_key
 
 YEARS = 10 * 365 * 86400.0
-KEY = "key-0123456789abcdef"
 
 
 class WallClock:
@@ -56,28 +55,25 @@ async def test_a_stream_with_a_deadline_does_not_notice(lab, wall, jump):
 async def test_a_minute_of_a_key_stays_a_minute(lab, wall, jump):
     lab.says("x")
     quota = KeyQuota("user", requests=1)
-    lab.gateway.keys = KeyRing((ApiKey("user", hash_key(KEY), quota=quota),))
-    body = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
-    key = {"authorization": f"Bearer {KEY}"}
-    assert (await lab.post("/v1/chat/completions", body, headers=key)).status == 200
+    lab.admit(make_key("user", quota=quota))
+    assert (await lab.chat(key="user")).status == 200
     wall.off = jump
-    refused = await lab.post("/v1/chat/completions", body, headers=key)
+    refused = await lab.chat(key="user")
     assert refused.status == 429
     assert 1 <= int(refused.headers["retry-after"]) <= 60
 
 
 async def test_dates_follow_the_wall_clock(lab, wall):
-    lab.gateway.keys = KeyRing((ApiKey("user", hash_key(KEY), expires=time.time() + 60),), wall)
-    key = {"authorization": f"Bearer {KEY}"}
+    lab.gateway.keys = KeyRing((make_key("user", expires=time.time() + 60),), wall)
     statuses = []
     for wall.off in (0.0, 61.0, 0.0, -YEARS):
-        statuses.append((await lab.get("/v1/models", headers=key)).status)
+        statuses.append((await lab.get("/v1/models", key="user")).status)
     assert statuses == [200, 401, 200, 200]
 
 
 async def test_stored_responses_outlive_a_clock_that_was_wrong_for_a_while(lab, wall):
     lab.says("yes")
-    made = (await lab.post("/v1/responses", {"model": "demo", "input": "hi"})).json
+    made = (await lab.respond()).json
     found = []
     for wall.off in (-YEARS, YEARS, 0.0):
         found.append((await lab.get(f"/v1/responses/{made['id']}")).status)

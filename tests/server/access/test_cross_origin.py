@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+
 import orjson
 import pytest
 
-from eaglegate.server.access.caller import ApiKey
 from eaglegate.server.access.cross_origin import CrossOriginPolicy, parse_host, parse_names
-from eaglegate.server.access.keys import KeyRing, hash_key
 from eaglegate.server.errors import ConfigError
 from tests.server.access.test_door import pages, routes
-from tests.server.conftest import call, make_scope
+from tests.server.conftest import call, make_app, make_scope
 
 EVIL = "https://evil.example"
 OPEN = {"/health", "/ready", "/ping"}
@@ -25,8 +25,6 @@ async def post(lab, path="/v1/chat/completions", body=CHAT, **headers):
 
 @pytest.fixture
 def open_lab(lab):
-    from tests.server.conftest import make_app
-
     lab.app = make_app(lab, pages())
     lab.says("x")
     return lab
@@ -116,7 +114,7 @@ async def test_an_allowed_origin_is_served_and_may_read_the_answer(open_lab):
 
 async def test_an_allowed_origin_reads_errors_too(open_lab):
     allow(open_lab, origins=("https://app.example",))
-    open_lab.gateway.keys = KeyRing((ApiKey("user", hash_key("user-key-0123456789")),))
+    open_lab.admit("user")
     answer = await post(open_lab, origin="https://app.example")
     assert answer.status == 401
     assert answer.headers["access-control-allow-origin"] == "https://app.example"
@@ -124,7 +122,7 @@ async def test_an_allowed_origin_reads_errors_too(open_lab):
 
 async def test_a_preflight_needs_no_key(open_lab):
     allow(open_lab, origins=("https://app.example",))
-    open_lab.gateway.keys = KeyRing((ApiKey("user", hash_key("user-key-0123456789")),))
+    open_lab.admit("user")
     asked = {
         "access-control-request-method": "POST",
         "access-control-request-headers": "authorization,content-type",
@@ -155,7 +153,7 @@ async def at_admin(lab, method, path, headers):
 
 
 async def test_with_keys_the_key_is_the_proof(open_lab):
-    open_lab.gateway.keys = KeyRing((ApiKey("user", hash_key("user-key-0123456789")),))
+    open_lab.admit("user")
     key = {"authorization": "Bearer user-key-0123456789"}
     answer = await post(open_lab, origin="chrome-extension://abc", host="gw.example", **key)
     assert answer.status == 200
@@ -201,8 +199,6 @@ async def test_names_of_this_machine_and_names_given_are_answered(open_lab, host
 
 
 async def test_the_name_listened_on_and_the_machine_s_own_are_answered(open_lab):
-    import socket
-
     allow(open_lab, hosts=CrossOriginPolicy().for_machine("gw.corp.example").hosts)
     for name in ("gw.corp.example", socket.gethostname()):
         assert (await open_lab.get("/v1/models", headers={"host": name})).status == 200
@@ -281,8 +277,6 @@ def test_a_broken_list_of_names_is_refused():
 
 def allow(lab, hosts=(), origins=()):
     """The app with these names allowed."""
-    from tests.server.conftest import make_app
-
     lab.gateway.cross_origin = CrossOriginPolicy(hosts=tuple(hosts), origins=tuple(origins))
     lab.app = make_app(lab, pages())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import time
 
@@ -14,13 +15,12 @@ from eaglegate.observability.facts import RequestRefused
 from eaglegate.observability.labels import TelemetrySettings
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.telemetry import Telemetry
-from eaglegate.server.access.caller import ApiKey
 from eaglegate.server.access.fair_order import Priority
-from eaglegate.server.access.keys import KeyRing, hash_key, load_keys
+from eaglegate.server.access.keys import load_keys
 from eaglegate.server.access.quota import KeyQuota
-from tests.server.conftest import call, make_app, make_scope
+from tests.server.conftest import call, make_app, make_key, make_scope, secret_of
 
-USER, ADMIN, OLD = "user-key-0123456789", "admin-key-0123456789", "old-key-0123456789"
+USER, ADMIN, OLD = map(secret_of, ("user", "boss", "old"))
 REFUSED = ((None, "missing_api_key"), ("wrong", "invalid_api_key"), (OLD, "expired_api_key"))
 FILES = {
     "/playground",
@@ -45,13 +45,8 @@ def pages():
 @pytest.fixture
 def guarded(lab):
     lab.app = make_app(lab, pages())
-    lab.gateway.keys = KeyRing(
-        (
-            ApiKey("user", hash_key(USER)),
-            ApiKey("boss", hash_key(ADMIN), admin=True),
-            ApiKey("old", hash_key(OLD), expires=time.time() - 1, admin=True),
-        )
-    )
+    expired = make_key("old", expires=time.time() - 1, admin=True)
+    lab.admit("user", make_key("boss", admin=True), expired)
     return lab
 
 
@@ -78,11 +73,7 @@ async def test_every_route_is_closed_unless_listed_as_open(guarded):
             assert (await status(guarded, method, path)).status == 200
             continue
         checked += 1
-        for key, code in (
-            (None, "missing_api_key"),
-            ("wrong", "invalid_api_key"),
-            (OLD, "expired_api_key"),
-        ):
+        for key, code in REFUSED:
             answer = await status(guarded, method, path, key)
             assert answer.status == 401, (method, path, key)
             assert "www-authenticate" in answer.headers
@@ -169,10 +160,8 @@ async def test_errors_have_the_shape_of_the_api_asked(guarded):
 async def test_a_key_s_limits_hold(guarded):
     guarded.says("x")
     quota = KeyQuota("user", requests=2)
-    guarded.gateway.keys = KeyRing((ApiKey("user", hash_key(USER), Priority.HIGH, quota=quota),))
-    body = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
-    key = {"authorization": f"Bearer {USER}"}
-    answers = [await guarded.post("/v1/chat/completions", body, headers=key) for _ in range(3)]
+    guarded.admit(make_key("user", priority=Priority.HIGH, quota=quota))
+    answers = [await guarded.chat(key="user") for _ in range(3)]
     assert [answer.status for answer in answers] == [200, 200, 429]
     assert answers[2].json["error"]["code"] == "key_requests_exceeded"
     assert int(answers[2].headers["retry-after"]) == 30
@@ -217,8 +206,6 @@ async def test_while_draining_new_work_is_sent_away_unread(lab):
 
 async def test_a_body_that_does_not_come_is_given_up(lab):
     lab.configure(body_timeout_s=0.01)
-    import asyncio
-
     sent = []
 
     async def send(message):
@@ -232,19 +219,16 @@ async def test_a_body_that_does_not_come_is_given_up(lab):
 async def test_a_revoked_key_s_responses_go_to_nobody(lab):
     """Keys of the command line: A is revoked, the gateway starts again with B alone."""
     lab.says("private")
-    first, second = "first-key-0123456789", "second-key-0123456789"
+    first, second = map(secret_of, ("first", "second"))
     lab.gateway.keys = load_keys(None, [first, second])
-    body = {"model": "demo", "input": "my secret"}
-    made = await lab.post("/v1/responses", body, headers={"x-api-key": first})
-    talk = await lab.post("/v1/conversations", {}, headers={"x-api-key": first})
+    made = await lab.respond(input="my secret", key="first")
+    talk = await lab.post("/v1/conversations", {}, key="first")
     lab.gateway.keys = load_keys(None, [second])
     for path in (f"/v1/responses/{made.json['id']}", f"/v1/conversations/{talk.json['id']}"):
         for method in ("GET", "DELETE"):
-            answer = await call(lab.app, method, path, headers={"x-api-key": second})
-            assert answer.status == 404, (method, path)
+            assert (await lab.call(method, path, key="second")).status == 404, (method, path)
     lab.gateway.keys = load_keys(None, [second, first])
-    found = await lab.get(f"/v1/responses/{made.json['id']}", headers={"x-api-key": first})
-    assert found.status == 200
+    assert (await lab.get(f"/v1/responses/{made.json['id']}", key="first")).status == 200
 
 
 @pytest.mark.parametrize("wanted", [0.01, 5.0, 3600.0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import ExitStack
 from random import Random
 
@@ -13,13 +12,12 @@ import pytest
 from eaglegate.engine.errors import EngineDead
 from eaglegate.engine.scripted import Pause
 from eaglegate.server.access.admission import Admission, AdmissionLimits
-from eaglegate.server.access.caller import ApiKey, Requester
+from eaglegate.server.access.caller import Requester
 from eaglegate.server.access.fair_order import Priority
-from eaglegate.server.access.keys import KeyRing, hash_key
 from eaglegate.server.errors import TooManyRequests
 from tests.server.access.fair_sim import Load, Outcome, World, play
 from tests.server.access.test_admission import Client, Clock, settle
-from tests.server.conftest import Answer, call
+from tests.server.conftest import Answer, call, make_key, wait_until
 
 pytestmark = pytest.mark.thorough
 
@@ -188,8 +186,8 @@ async def test_queued_tokens_are_shared_too():
 
 # -- on the wire
 
-LOW_KEY, HIGH_KEY, PEER_KEY = "low-key-0123456789", "high-key-0123456789", "peer-key-0123456789"
 BODY = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
+LEVELS = {"low": Priority.LOW, "peer": Priority.LOW, "high": Priority.HIGH}
 
 
 @pytest.fixture
@@ -197,38 +195,25 @@ def busy(lab):
     """One place, two that may wait; answers take as long as the test likes."""
     lab.engine.script = [Pause(60)]
     lab.gateway.pipeline.admission.bounds = AdmissionLimits(running=1, queued=2)
-    lab.gateway.keys = KeyRing(
-        (
-            ApiKey("low", hash_key(LOW_KEY), Priority.LOW),
-            ApiKey("peer", hash_key(PEER_KEY), Priority.LOW),
-            ApiKey("high", hash_key(HIGH_KEY), Priority.HIGH),
-        )
-    )
+    lab.admit(*(make_key(name, priority=level) for name, level in LEVELS.items()))
     return lab
 
 
 def ask(lab, key: str) -> asyncio.Task[Answer]:
-    answer = lab.post("/v1/chat/completions", BODY, headers={"x-api-key": key})
-    return asyncio.ensure_future(answer)
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not reached():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    return asyncio.ensure_future(lab.chat(key=key))
 
 
 async def test_a_flood_is_what_a_full_queue_refuses(busy):
     admission = busy.gateway.pipeline.admission
-    flood = [ask(busy, LOW_KEY)]
-    await until(lambda: admission.running == 1)
-    flood += [ask(busy, LOW_KEY) for _ in range(2)]
-    await until(lambda: admission.queued == 2)
-    refused = await ask(busy, LOW_KEY)
+    flood = [ask(busy, "low")]
+    await wait_until(lambda: admission.running == 1)
+    flood += [ask(busy, "low") for _ in range(2)]
+    await wait_until(lambda: admission.queued == 2)
+    refused = await ask(busy, "low")
     assert (refused.status, refused.json["error"]["code"]) == (429, "queue_full")
-    others = [ask(busy, PEER_KEY), ask(busy, HIGH_KEY)]
+    others = [ask(busy, "peer"), ask(busy, "high")]
     assert [(await task).status for task in flood[1:]] == [429, 429]
-    await until(lambda: set(admission.count_by_key()) == {"low", "peer", "high"})
+    await wait_until(lambda: set(admission.count_by_key()) == {"low", "peer", "high"})
     assert admission.count_by_key()["low"] == {"running": 1, "queued": 0}
     assert not any(task.done() for task in others)
     await busy.engine.aclose()
@@ -261,9 +246,9 @@ async def test_without_keys_a_client_s_address_stands_for_one(lab):
         return asyncio.ensure_future(asked)
 
     flood = [from_address("2001:db8::1")]
-    await until(lambda: admission.running == 1)
+    await wait_until(lambda: admission.running == 1)
     flood += [from_address("2001:db8::1") for _ in range(2)]
-    await until(lambda: admission.queued == 2)
+    await wait_until(lambda: admission.queued == 2)
     for address in ("2001:db8::1", "2001:db8::ffff:2"):
         refused = await from_address(address, **{"x-forwarded-for": "203.0.113.7"})
         assert refused.status == 429, "a client has a whole /64, and names no address of its own"

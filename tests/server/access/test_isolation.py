@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 
 from eaglegate.engine.scripted import Pause
-from eaglegate.server.access.caller import ApiKey
-from eaglegate.server.access.keys import KeyRing, hash_key
 
-KEYS = {name: f"{name}-key-0123456789" for name in ("ann", "bob")}
 SECRET = "the password is swordfish"
 
 
@@ -19,12 +16,11 @@ class Two:
 
     def __init__(self, lab: Any) -> None:
         self.lab = lab
-        keys = [ApiKey(name, hash_key(secret)) for name, secret in KEYS.items()]
-        lab.gateway.keys = KeyRing(tuple(keys))
+        lab.admit("ann", "bob")
         lab.says("Noted.")
 
     async def ask(self, who: str, method: str, path: str, body: Any = b"") -> Any:
-        return await self.lab.call(method, path, body, headers={"x-api-key": KEYS[who]})
+        return await self.lab.call(method, path, body, key=who)
 
     async def make(self, path: str, **body: Any) -> str:
         """Ann's; its id."""
@@ -71,6 +67,7 @@ async def test_background_responses_are_their_key_s_own(two):
     path = f"/v1/responses/{id}"
     await two.refuse("GET", path)
     await two.refuse("GET", f"{path}?stream=true")
+    await two.refuse("GET", f"{path}/input_items")
     await two.refuse("POST", f"{path}/cancel")
     await two.refuse("DELETE", path)
     running = (await two.ask("ann", "GET", path)).json

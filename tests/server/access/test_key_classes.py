@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from eaglegate.server.access.caller import ApiKey
 from eaglegate.server.access.fair_order import Priority
 from eaglegate.server.access.key_classes import assign_classes
-from eaglegate.server.access.keys import KeyRing, hash_key
+from eaglegate.server.access.keys import KeyRing
 from eaglegate.server.errors import ConfigError
-from tests.server.conftest import Lab
+from tests.server.conftest import Lab, make_key
 
-SECRETS = {name: f"{name}-key-0123456789" for name in ("chat", "nightly", "other")}
-RING = KeyRing(tuple(ApiKey(name, hash_key(secret)) for name, secret in SECRETS.items()))
+RING = KeyRing(tuple(map(make_key, ("chat", "nightly", "other"))))
 
 
 def test_keys_get_the_classes_that_are_given() -> None:
@@ -29,8 +27,8 @@ def test_keys_get_the_classes_that_are_given() -> None:
 @pytest.mark.parametrize("priority", Priority)
 def test_a_latency_class_lowers_no_priority(priority: Priority) -> None:
     """An operator's key stays ahead of others."""
-    keys = (ApiKey("chat", hash_key(SECRETS["chat"]), priority),)
-    (chat,) = assign_classes(KeyRing(keys), ["chat=latency"]).keys
+    ring = KeyRing((make_key("chat", priority=priority),))
+    (chat,) = assign_classes(ring, ["chat=latency"]).keys
     assert chat.priority is min(priority, Priority.HIGH)
     assert chat.priority <= priority
 
@@ -60,9 +58,6 @@ async def test_the_engine_is_told_the_class(
 ) -> None:
     lab.gateway.keys = assign_classes(RING, ["chat=latency:25ms", "nightly=batch:0.5"])
     lab.says("x")
-    body = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
-    headers = {"x-api-key": SECRETS[name]}
-    answer = await lab.post("/v1/chat/completions", body, headers=headers)
-    assert answer.status == 200
+    assert (await lab.chat(key=name)).status == 200
     request = lab.engine.requests[-1]
     assert (request.latency_ms, request.weight, request.tenant) == (latency_ms, weight, name)

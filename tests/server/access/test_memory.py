@@ -103,19 +103,6 @@ def test_far_from_the_bound_memory_is_looked_at_seldom(level, seconds):
     assert watch.next_look_s() == pytest.approx(seconds, abs=0.001)
 
 
-def test_descendants_are_looked_up_again_when_one_is_gone(monkeypatch):
-    walks = []
-    monkeypatch.setattr(memory, "_list_descendants", lambda pid: walks.append(pid) or [1 << 30])
-    tree = ProcessTree(GIB)
-    assert tree.used() > 0
-    tree.used()
-    assert len(walks) == 2, "no process has that id"
-    monkeypatch.setattr(memory, "_list_descendants", lambda pid: walks.append(pid) or [])
-    for _ in range(5):
-        tree.used()
-    assert len(walks) == 3
-
-
 def test_changes_are_logged_once(lab, tank, caplog):
     for level in (9.1, 9.2, 8.0, 8.0):
         fill(lab, tank, level)

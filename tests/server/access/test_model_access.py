@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from eaglegate.server.access.caller import ApiKey
-from eaglegate.server.access.keys import KeyRing, hash_key
+from tests.server.conftest import make_key
 
-KEY = "user-key-0123456789"
-HEADERS = {"x-api-key": KEY}
 MESSAGES = {"messages": [{"role": "user", "content": "hi"}]}
 BODIES = {
     "/v1/chat/completions": [MESSAGES],
@@ -34,20 +31,20 @@ ASKED = [
 def limited(lab):
     """A gateway that serves demo and alias, with a key for alias."""
     lab.says("Hello.")
-    lab.gateway.keys = KeyRing((ApiKey("user", hash_key(KEY), models=frozenset({"alias"})),))
+    lab.admit(make_key("user", models=frozenset({"alias"})))
     return lab
 
 
 @pytest.mark.parametrize(("path", "body"), ASKED)
 async def test_a_key_reaches_its_models_and_no_other(limited, path, body):
-    refused = await limited.post(path, body | {"model": "demo"}, headers=HEADERS)
+    refused = await limited.post(path, body | {"model": "demo"}, key="user")
     assert refused.status == 403
     assert "may not use the model 'demo'" in refused.json["error"]["message"]
     if "/messages" not in path:
         error = refused.json["error"]
         assert (error["code"], error["param"]) == ("model_not_allowed", "model")
     assert not limited.engine.requests, "the engine never heard of it"
-    served = await limited.post(path, body | {"model": "alias"}, headers=HEADERS)
+    served = await limited.post(path, body | {"model": "alias"}, key="user")
     assert served.status == 200, served.body
 
 
@@ -65,9 +62,9 @@ def test_every_endpoint_that_takes_a_model_is_tried(lab):
 
 
 async def test_a_key_sees_its_models_and_no_other(limited):
-    listed = (await limited.get("/v1/models", headers=HEADERS)).json["data"]
+    listed = (await limited.get("/v1/models", key="user")).json["data"]
     assert [model["id"] for model in listed] == ["alias"]
-    assert (await limited.get("/v1/models/alias", headers=HEADERS)).status == 200
-    hidden = await limited.get("/v1/models/demo", headers=HEADERS)
+    assert (await limited.get("/v1/models/alias", key="user")).status == 200
+    hidden = await limited.get("/v1/models/demo", key="user")
     assert hidden.status == 404
     assert "serves: alias." in hidden.json["error"]["message"]

@@ -11,24 +11,16 @@ import pytest
 from eaglegate.engine.errors import EngineFailed
 from eaglegate.engine.scripted import ScriptedEngine
 from eaglegate.engine.types import EngineRequest, StepSink, find_class
-from eaglegate.server.access.caller import ApiKey, Requester
+from eaglegate.server.access.caller import Requester
 from eaglegate.server.access.fair_order import Priority
-from eaglegate.server.access.keys import KeyRing, hash_key
 from eaglegate.server.access.prompt_turns import PromptTurn, PromptTurns
 from tests.server.access.test_admission import settle
-from tests.server.conftest import Answer, Lab
+from tests.server.conftest import Answer, Lab, make_key
 
 STEP, PROMPT = 2048, 1500
 BOUND = 2 * STEP + PROMPT
 """The last prompt may exceed the two steps."""
-SECRETS = {name: f"{name}-key-0123456789" for name in ("bulk", "peer", "chat", "boss")}
 CLASSES = {"bulk": Priority.LOW, "peer": Priority.LOW, "chat": Priority.HIGH}
-KEYS = KeyRing(
-    tuple(
-        ApiKey(name, hash_key(secret), CLASSES.get(name, Priority.OPERATOR))
-        for name, secret in SECRETS.items()
-    )
-)
 
 
 @dataclass
@@ -82,16 +74,15 @@ class Room:
         info = replace(pipeline.info, max_model_len=8 * STEP)
         self.prompts = PromptTurns(lambda: STEP)
         turns = {"prompts": self.prompts, "scored_prompts": PromptTurns(lambda: STEP)}
-        self.lab.gateway.keys = KEYS
+        self.lab.admit(*(make_key(name, priority=level) for name, level in CLASSES.items()))
         self.lab.gateway.open(replace(pipeline, info=info, **turns))
         self.lab.says("x")
 
     def ask(
         self, key: str, prompts: int = 1, tokens: int = PROMPT, **fields: int
     ) -> asyncio.Task[Answer]:
-        body = {"model": "demo", "prompt": [" a" * tokens] * prompts, "max_tokens": 2, **fields}
-        headers = {"x-api-key": SECRETS[key]}
-        return asyncio.create_task(self.lab.post("/v1/completions", body, headers=headers))
+        prompt = [" a" * tokens] * prompts
+        return asyncio.create_task(self.lab.complete(key, prompt=prompt, max_tokens=2, **fields))
 
     async def wait_until_admitted(self, sequences: int) -> None:
         """Large bodies are parsed and tokenized in threads."""
@@ -233,11 +224,9 @@ async def test_prompt_tokens_are_shared_by_weight(weight, tokens):
 )
 async def test_a_client_s_priority_stays_within_its_class(room, key, given, order):
     """``--scheduling-policy priority``: nobody goes ahead of another key by a number."""
-    headers = {} if key is None else {"x-api-key": SECRETS[key]}
     if key is None:
-        room.lab.gateway.keys = KeyRing()
-    body = {"model": "demo", "prompt": [5], "priority": given}
-    task = asyncio.create_task(room.lab.post("/v1/completions", body, headers=headers))
+        room.lab.admit()
+    task = asyncio.create_task(room.lab.complete(key, prompt=[5], priority=given))
     await room.engine.read_until(task)
     assert task.result().status == 200
     (request,) = room.engine.requests

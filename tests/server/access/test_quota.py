@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
 from eaglegate.engine.scripted import Pause
 from eaglegate.engine.types import Step
-from eaglegate.server.access.caller import ApiKey, Requester
+from eaglegate.server.access.caller import Requester
 from eaglegate.server.access.cross_origin import READABLE
-from eaglegate.server.access.keys import KeyRing, hash_key
 from eaglegate.server.access.quota import KeyQuota
 from eaglegate.server.access.rate_limits import _format_duration
 from eaglegate.text.events import FinishReason
+from tests.server.conftest import make_key, wait_until
 
-SECRET = "k" * 20
-HEADERS = {"x-api-key": SECRET}
 CHAT = "/v1/chat/completions"
+BODY = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 100}
 
 
 class Metered:
@@ -28,16 +26,15 @@ class Metered:
         self.lab, self.now = lab, 0.0
         concurrency = limits.pop("concurrency", None)
         self.quota = KeyQuota("user", clock=lambda: self.now, **limits)
-        key = ApiKey("user", hash_key(SECRET), concurrency=concurrency, quota=self.quota)
-        lab.gateway.keys = KeyRing((key,))
+        lab.admit(make_key("user", concurrency=concurrency, quota=self.quota))
 
     @property
     def level(self) -> float:
         return self.quota._tokens.level
 
     async def chat(self, content="hi", **fields):
-        body = {"model": "demo", "messages": [{"role": "user", "content": content}], **fields}
-        return await self.lab.post(CHAT, body, headers=HEADERS)
+        messages = [{"role": "user", "content": content}]
+        return await self.lab.chat(key="user", messages=messages, **fields)
 
     def answers(self, tokens: int, pause_s: float = 0.0) -> None:
         """Every answer has so many tokens."""
@@ -166,9 +163,8 @@ async def test_a_client_that_leaves_pays_for_what_it_was_sent(meter):
         yield Pause(60)
 
     metered.lab.engine.script = script
-    body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 100}
     async with asyncio.timeout(5):
-        await metered.lab.post(CHAT, body | {"stream": True}, headers=HEADERS, leave=leave)
+        await metered.lab.post(CHAT, BODY | {"stream": True}, key="user", leave=leave)
     prompt = len(metered.lab.engine.requests[0].prompt)
     assert metered.level == 1000 - prompt - 7
 
@@ -178,16 +174,13 @@ async def test_a_client_that_leaves_before_its_turn_gets_its_reservation_back(me
     metered.answers(2)
     admission = metered.lab.gateway.require().admission
     leave = asyncio.Event()
-    body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 100}
     with admission.enter(Requester("other")) as other:
         await other.admit(admission.bounds.running, 1)
-        waiting = asyncio.create_task(metered.lab.post(CHAT, body, headers=HEADERS, leave=leave))
-        async with asyncio.timeout(5):
-            while not admission.queued_tokens:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            assert metered.level < 900
-            leave.set()
-            await waiting
+        waiting = asyncio.create_task(metered.lab.post(CHAT, BODY, key="user", leave=leave))
+        await wait_until(lambda: admission.queued_tokens)
+        assert metered.level < 900
+        leave.set()
+        await asyncio.wait_for(waiting, 5)
     assert 990 < metered.level <= 1000
 
 
@@ -229,7 +222,7 @@ async def test_answers_show_what_is_left_of_a_key_s_limits(meter):
         "remaining-concurrency": "2",
     }
     assert limits(await metered.chat(stream=True))["remaining-requests"] == "58"
-    listed = await metered.lab.get("/v1/models", headers=HEADERS)
+    listed = await metered.lab.get("/v1/models", key="user")
     assert limits(listed)["remaining-requests"] == "58"
 
 
@@ -255,8 +248,8 @@ async def test_a_429_shows_when_a_key_s_limit_is_whole_again(meter, limit, reset
 
 async def test_a_key_without_limits_has_none_to_show(lab):
     lab.says("x")
-    lab.gateway.keys = KeyRing((ApiKey("user", hash_key(SECRET)),))
-    assert not limits(await lab.get("/v1/models", headers=HEADERS))
+    lab.admit("user")
+    assert not limits(await lab.get("/v1/models", key="user"))
 
 
 @pytest.mark.parametrize(
@@ -270,17 +263,12 @@ def test_durations_are_written_as_openai_writes_them(seconds, text):
 
 async def test_remaining_concurrency_is_never_negative(lab):
     """A reload has lowered the limit below what is in use."""
-    secret = "key-of-ann-0123456789"
-    key = ApiKey("ann", hash_key(secret), concurrency=3)
-    lab.gateway.keys = KeyRing((key,))
+    lab.admit(make_key("ann", concurrency=3))
     lab.engine.script = [Pause(60)]
-    headers = {"x-api-key": secret}
-    body = {"model": "demo", "prompt": "x", "n": 3}
-    running = asyncio.create_task(lab.post("/v1/completions", body, headers=headers))
-    while lab.gateway.require().admission.running < 3:  # noqa: ASYNC110
-        await asyncio.sleep(0)
-    lab.gateway.keys = KeyRing((replace(key, concurrency=1),))
-    answer = await lab.get("/v1/models", headers=headers)
+    running = asyncio.create_task(lab.complete(n=3, key="ann"))
+    await wait_until(lambda: lab.gateway.require().admission.running == 3)
+    lab.admit(make_key("ann", concurrency=1))
+    answer = await lab.get("/v1/models", key="ann")
     assert answer.headers["x-ratelimit-limit-concurrency"] == "1"
     assert answer.headers["x-ratelimit-remaining-concurrency"] == "0"
     running.cancel()

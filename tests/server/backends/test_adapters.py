@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +50,7 @@ def test_with_workers_adapters_are_theirs() -> None:
 
 
 async def test_a_request_names_its_adapter_as_model(lab: Any) -> None:
-    path = lab.path()
-    lab.gateway.open(
-        replace(path, served_model=replace(path.served_model, adapters=frozenset({"alias"})))
-    )
+    lab.change_model(adapters=frozenset({"alias"}))
     for name, adapter in (("demo", None), ("alias", "alias")):
         lab.says("three")
         assert (await lab.chat(model=name)).json["model"] == name

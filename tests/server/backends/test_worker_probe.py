@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +25,7 @@ from tests.workers import MODEL
 
 FILES = ModelFiles.find(MODEL, None, None)
 RENDERER = TemplateRenderer(FILES)
+OTHER_TEMPLATE = TemplateRenderer(FILES, "{{ messages[0].content }}")
 PARSERS = ParserFactory(Vocabulary.from_directory(FILES.tokenizer_json), "hermes", "qwen3")
 DEPTH = 3
 INFO = EngineInfo("demo", 4096, 2048, SpeculationInfo("unknown", DEPTH))
@@ -92,33 +92,21 @@ async def test_a_sound_worker_has_no_findings_and_is_asked_little():
 
 
 @pytest.mark.parametrize(
-    ("change", "kind", "named"),
+    ("name", "value", "kind", "flag"),
     [
-        (lambda w: setattr(w, "accepted", 0), FindingKind.ACCEPTANCE, "draft made for"),
-        (
-            lambda w: setattr(w, "accepted_sampled", 0),
-            FindingKind.SAMPLING,
-            "--worker-extension-cls",
-        ),
-        (lambda w: setattr(w, "waits", False), FindingKind.REASONING, "--reasoning-parser qwen3"),
-        (lambda w: setattr(w, "structured", "yes"), FindingKind.GRAMMAR, "schema"),
-        (lambda w: setattr(w, "called", THOUGHT + "sunny"), FindingKind.TOOLS, "hermes"),
-        (lambda w: setattr(w, "cached", None), FindingKind.ACCOUNT, "--enable-prompt-tokens"),
-        (
-            lambda w: setattr(w, "renderer", TemplateRenderer(FILES, "{{ messages[0].content }}")),
-            FindingKind.TEMPLATE,
-            "--chat-template",
-        ),
+        ("accepted", 0, FindingKind.ACCEPTANCE, "draft made for"),
+        ("accepted_sampled", 0, FindingKind.SAMPLING, "--worker-extension-cls"),
+        ("waits", False, FindingKind.REASONING, "--reasoning-parser qwen3"),
+        ("structured", "yes", FindingKind.GRAMMAR, "schema"),
+        ("called", THOUGHT + "sunny", FindingKind.TOOLS, "hermes"),
+        ("cached", None, FindingKind.ACCOUNT, "--enable-prompt-tokens"),
+        ("renderer", OTHER_TEMPLATE, FindingKind.TEMPLATE, "--chat-template"),
     ],
 )
-async def test_one_fault_is_one_finding_that_names_its_flag(
-    change: Callable[[Worker], None], kind: FindingKind, named: str
-):
-    worker = Worker()
-    change(worker)
-    found = await inspect(worker)
+async def test_one_fault_is_one_finding_that_names_its_flag(name, value, kind, flag):
+    found = await inspect(Worker(**{name: value}))
     assert found.keys() == {kind}
-    assert named in found[kind]
+    assert flag in found[kind]
 
 
 class ChannelWorker(Worker):

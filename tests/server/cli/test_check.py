@@ -5,14 +5,15 @@ from __future__ import annotations
 import socket
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from eaglegate.engine.machine import GIB, Machine
 from eaglegate.engine.preflight import EnginePlan
 from eaglegate.server.__main__ import main
-from eaglegate.server.backends.plan import GatewayPlan, plan_gateway
-from eaglegate.server.cli.check import check
+from eaglegate.server.backends.plan import plan_gateway
+from eaglegate.server.cli.check import CheckReport, check
 from eaglegate.server.settings import Settings
 from tests.engine.speculation.test_drafts import change_config, copy_draft
 
@@ -22,21 +23,23 @@ DEMO = Path(__file__).parents[3] / "engine" / "demo"
 LAPTOP = Machine("cpu", cores=2, free_memory=16 * GIB)
 
 
-def plan(depth: int = 3) -> EnginePlan:
+def plan(**settings: object) -> EnginePlan:
+    """The demo with its draft, and these settings of speculation."""
     speculation = {
         "model": str(DEMO / "eagle3_1"),
         "method": "eagle3",
-        "num_speculative_tokens": depth,
+        "num_speculative_tokens": 3,
     }
-    return EnginePlan(str(DEMO / "target"), speculative_config=speculation)
+    return EnginePlan(str(DEMO / "target"), speculative_config=speculation | settings)
 
 
-def wanted(tool_parser: str | None = "hermes", port: int = 0) -> GatewayPlan:
-    return plan_gateway(Settings(port=port, tool_call_parser=tool_parser), None)
+def look(engine: EnginePlan | None = None, **settings: Any) -> CheckReport:
+    gateway = Settings(**{"port": 0, "tool_call_parser": "hermes"} | settings)
+    return check(engine or plan(), plan_gateway(gateway, None), LAPTOP)
 
 
 def test_a_command_line_that_can_start():
-    found = check(plan(), wanted(), LAPTOP)
+    found = look()
     assert found.status == 0
     assert "EAGLE 3.1: fc_norm x3, norm_output" in found.text
     assert "tool calls  hermes" in found.text
@@ -44,14 +47,14 @@ def test_a_command_line_that_can_start():
 
 
 def test_an_unknown_parser_lists_the_names():
-    found = check(plan(), wanted("hermess"), LAPTOP)
+    found = look(tool_call_parser="hermess")
     assert found.status == 1
     assert "- unknown tool call parser 'hermess': use one of apertus, " in found.text
 
 
 def test_a_depth_above_the_draft_s():
-    assert check(plan(), plan_gateway(Settings(port=0, depth="3"), None), LAPTOP).status == 0
-    found = check(plan(), plan_gateway(Settings(port=0, depth="9"), None), LAPTOP)
+    assert look(depth="3").status == 0
+    found = look(depth="9")
     assert found.status == 1
     assert "- --depth must be from 0 to 3, num_speculative_tokens of the draft" in found.text
     assert "or auto; given 9" in found.text
@@ -62,33 +65,31 @@ def test_a_busy_port():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        found = check(plan(), wanted(port=port), LAPTOP)
+        found = look(port=port)
     assert found.status == 1
     assert f"port {port} on 127.0.0.1 is in use" in found.text
 
 
 def test_obstacles_are_reported_apart_from_invalid_command_lines():
-    found = check(plan(depth=0), wanted(), LAPTOP)
+    found = look(plan(num_speculative_tokens=0))
     assert found.status == 1
     assert "The command line is valid. It cannot start here:" in found.text
     assert "num_speculative_tokens is 0" in found.text
 
 
 def test_a_lossy_setting_is_told_and_refused_on_request():
-    given = {**(plan().speculative_config or {}), "rejection_sample_method": "synthetic"}
-    lossy = EnginePlan(str(DEMO / "target"), speculative_config=given)
-    told = check(lossy, wanted(), LAPTOP)
+    lossy = plan(rejection_sample_method="synthetic")
+    told = look(lossy)
     assert told.status == 0
     assert "warning [lossy] LOSSY: rejection_sample_method 'synthetic'" in told.text
-    strict = plan_gateway(Settings(port=0, require_lossless=True), None)
-    refused = check(lossy, strict, LAPTOP)
+    refused = look(lossy, require_lossless=True)
     assert refused.status == 1
     assert "- --require-lossless: rejection_sample_method 'synthetic'" in refused.text
-    assert check(plan(), strict, LAPTOP).status == 0
+    assert look(require_lossless=True).status == 0
 
 
 def test_speculation_can_be_off():
-    found = check(EnginePlan(str(DEMO / "target")), wanted(None), LAPTOP)
+    found = look(EnginePlan(str(DEMO / "target")), tool_call_parser=None)
     assert "speculation\n  off" in found.text
     assert "tool calls  none" in found.text
 
@@ -112,33 +113,29 @@ def test_settings_in_effect_are_shown_without_secrets():
     assert "--api-key      (secret)" in text
     assert "sk-very-secret" not in text
     assert "me:pw" not in text
-    assert "all have their defaults" in check(plan(), plan_gateway(Settings(), None), LAPTOP).text
-
-
-def test_the_default_depth_is_no_changed_setting():
-    found = check(plan(), plan_gateway(Settings(port=8000, depth="auto"), None), LAPTOP)
-    assert "all have their defaults" in found.text
+    for same in (Settings(), Settings(port=8000, depth="auto")):
+        text = check(plan(), plan_gateway(same, None), LAPTOP).text
+        assert "all have their defaults" in text
 
 
 def test_a_model_that_was_not_read_has_an_unknown_quantisation():
-    found = check(EnginePlan("some-org/no-such-model"), wanted(), LAPTOP)
+    found = look(EnginePlan("some-org/no-such-model"))
     assert "quantisation       unknown until the model is here" in found.text
-    assert "quantisation       none" in check(plan(), wanted(), LAPTOP).text
+    assert "quantisation       none" in look().text
 
 
 def test_kinds_of_input_are_shown(tmp_path):
-    assert "input              text only" in check(plan(), wanted(), LAPTOP).text
+    assert "input              text only" in look().text
     target = copy_draft(tmp_path / "target")
     change_config(target, vision_config={})
     seeing = EnginePlan(str(target))
-    assert "input              text and images" in check(seeing, wanted(), LAPTOP).text
-    found = check(replace(seeing, language_model_only=True), wanted(), LAPTOP)
+    assert "input              text and images" in look(seeing).text
+    found = look(replace(seeing, language_model_only=True))
     assert "input              text only" in found.text
 
 
 def test_the_seed_and_every_speculative_setting_are_shown():
-    speculation = {**(plan().speculative_config or {}), "draft_tensor_parallel_size": 1}
-    found = check(replace(plan(), speculative_config=speculation, seed=7), wanted(), LAPTOP)
+    found = look(replace(plan(draft_tensor_parallel_size=1), seed=7))
     assert "  seed               7" in found.text
     assert "other settings    draft_tensor_parallel_size 1" in found.text
 
@@ -147,8 +144,7 @@ def test_one_fault_with_many_consequences_is_told_once(tmp_path):
     """A wrong size contradicts the shape of every tensor."""
     draft = copy_draft(tmp_path / "draft")
     change_config(draft, hidden_size=512)
-    speculation = {**(plan().speculative_config or {}), "model": str(draft)}
-    found = check(replace(plan(), speculative_config=speculation), wanted(), LAPTOP)
+    found = look(plan(model=str(draft)))
     assert found.text.count("[tensor-shape]") == 1
     assert "(and 14 more of its kind)" in found.text
     (stop,) = (line for line in found.text.splitlines() if line.startswith("  - "))

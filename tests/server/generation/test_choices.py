@@ -10,8 +10,6 @@ import pytest
 from eaglegate.engine.errors import EngineDead
 from eaglegate.engine.scripted import Pause, ScriptedEngine
 from eaglegate.engine.types import Step
-from eaglegate.server.errors import GatewayError
-from eaglegate.server.generation.generate import _run_all
 from tests.server.conftest import call
 
 LIMIT_S = 5
@@ -61,48 +59,6 @@ async def test_an_unforeseen_fault_in_mid_stream_ends_the_stream(lab):
     assert answer.done
 
 
-async def _choice(error: BaseException | None):
-    await asyncio.sleep(0)
-    if error is not None:
-        raise error
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        EngineDead("gone"),
-        GatewayError("no"),
-        RuntimeError("unforeseen"),
-        KeyError("unforeseen"),
-        asyncio.CancelledError(),
-    ],
-)
-async def test_the_first_error_of_any_kind_is_raised(error):
-    choices = [_choice(None), asyncio.Event().wait(), _choice(error)]
-    with pytest.raises(type(error)) as caught:
-        await asyncio.wait_for(_run_all(choices), LIMIT_S)
-    assert caught.value is error or isinstance(error, asyncio.CancelledError)
-
-
-async def test_every_choice_ends_when_its_client_leaves():
-    ended = []
-
-    async def endless(name):
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(0.01)
-            ended.append(name)
-
-    running = asyncio.create_task(_run_all([endless("a"), endless("b")]))
-    for _ in range(3):
-        await asyncio.sleep(0)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(running, LIMIT_S)
-    assert sorted(ended) == ["a", "b"]
-
-
 async def test_an_engines_fault_in_one_choice_is_told_and_aborts_the_others(lab):
     def script(request):
         if request.id.endswith("-1"):
@@ -113,24 +69,3 @@ async def test_an_engines_fault_in_one_choice_is_told_and_aborts_the_others(lab)
     answer = await asyncio.wait_for(lab.chat(n=2), LIMIT_S)
     assert answer.status == 503
     assert not lab.engine.running
-
-
-async def test_every_choice_has_ended_when_an_error_is_raised():
-    """A choice's part of the engine is given back before the request is over."""
-    closed = False
-
-    async def slow():
-        nonlocal closed
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(0.01)
-            closed = True
-
-    async def failing():
-        await asyncio.sleep(0.01)
-        raise GatewayError("no")
-
-    with pytest.raises(GatewayError):
-        await _run_all([slow(), failing()])
-    assert closed

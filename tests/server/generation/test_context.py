@@ -7,7 +7,6 @@ import re
 from functools import lru_cache
 from typing import Any
 
-import orjson
 import pytest
 
 from eaglegate.server.errors import InvalidRequest, context_overflow
@@ -247,22 +246,9 @@ async def test_a_large_limit_leaves_nothing_out(lab):
     assert lab.engine.requests[0].prompt == lab.engine.requests[1].prompt
 
 
-async def test_documents_reach_the_template(lab):
-    """The demo's template reads none; what it does not read must not hurt."""
-    lab.says("x")
-    assert (await lab.chat(documents=[{"title": "a", "text": "b"}])).status == 200
-
-
 async def test_any_length_is_counted(lab):
     answer = await lab.post("/tokenize", {"model": "demo", "messages": user(700)})
     assert answer.json["count"] == len(answer.json["tokens"]) > LONGEST
     body = {"model": "demo", "messages": user(700)}
     counted = await lab.post("/v1/messages/count_tokens", body)
     assert counted.json == {"input_tokens": answer.json["count"]}
-
-
-async def test_a_template_s_refusal_is_still_told_as_one(lab):
-    if not isinstance(lab.renderer, PlainRenderer):
-        pytest.skip("the demo's template refuses nothing")
-    answer = await lab.chat(messages=[{"role": "user", "content": "refuse me"}])
-    assert "chat template" in orjson.dumps(answer.json).decode()

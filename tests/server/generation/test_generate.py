@@ -56,13 +56,9 @@ def recorder(lab: Lab) -> Recorder:
     return recorder
 
 
-async def complete(lab: Lab, **fields: Any) -> Any:
-    return await lab.post("/v1/completions", {"model": "demo", "prompt": "hi"} | fields)
-
-
 async def test_an_observer_knows_each_choice_of_each_prompt(lab, recorder):
     lab.says("one two", [1])
-    answer = await complete(lab, prompt=["a", "a longer prompt than the other"], n=2)
+    answer = await lab.complete(prompt=["a", "a longer prompt than the other"], n=2)
     assert answer.status == 200
     (facts,) = recorder.facts
     assert (facts.api, facts.model, facts.stream) == ("completions", "demo", False)
@@ -124,7 +120,7 @@ async def test_a_completion_s_prompt_is_no_conversation(lab):
     """An open ``<think>`` in it does not make the answer a reasoning."""
     lab.says("{}")
     wanted = {"type": "json_object"}
-    assert (await complete(lab, prompt="a<think>", response_format=wanted)).status == 200
+    assert (await lab.complete(prompt="a<think>", response_format=wanted)).status == 200
     assert not lab.engine.requests[-1].constraint.after_reasoning
 
 

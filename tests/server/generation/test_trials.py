@@ -10,13 +10,11 @@ import pytest
 from eaglegate.engine.errors import EngineFailed, RequestRejected
 from eaglegate.engine.types import Constraint
 from eaglegate.server.access.admission import AdmissionLimits
-from eaglegate.server.access.caller import ApiKey, Requester
-from eaglegate.server.access.keys import KeyRing, hash_key
+from eaglegate.server.access.caller import Requester
 from eaglegate.server.errors import InvalidRequest, TooManyRequests
 from eaglegate.server.generation.trials import ConstraintTrials
 from tests.server.conftest import DEMO
 
-FLOOD, VICTIM = "flood-key-0123456789", "victim-key-0123456789"
 ANN, BOB = Requester("ann"), Requester("bob")
 
 
@@ -192,15 +190,8 @@ async def test_a_deadline_that_the_queue_cannot_meet_keeps_its_code():
 @pytest.fixture
 def probed(lab):
     lab.says("x")
-    lab.gateway.keys = KeyRing(
-        (ApiKey("flood", hash_key(FLOOD)), ApiKey("victim", hash_key(VICTIM)))
-    )
+    lab.admit("flood", "victim")
     return lab
-
-
-def ask(lab, key, **fields):
-    body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]} | fields
-    return lab.post("/v1/chat/completions", body, headers={"x-api-key": key})
 
 
 def schema(at: int, body: str = "[a-z]{0,3}") -> dict[str, object]:
@@ -215,13 +206,14 @@ async def test_trials_hold_no_place_in_the_engine(probed):
     admission = probed.gateway.pipeline.admission
     admission.bounds = AdmissionLimits(running=1, queued=1024)
     flood = [
-        asyncio.ensure_future(ask(probed, FLOOD, response_format=schema(at))) for at in range(280)
+        asyncio.ensure_future(probed.chat(key="flood", response_format=schema(at)))
+        for at in range(280)
     ]
     while admission.queued < 60:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     assert admission.running == 0
     async with asyncio.timeout(30):
-        assert (await ask(probed, VICTIM)).status == 200
+        assert (await probed.chat(key="victim")).status == 200
         while sum(task.done() for task in flood) < 280 - 65:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     probe.finish(1000)
@@ -272,7 +264,7 @@ async def test_the_probe_s_process_is_started_before_the_first_request(probed):
         child = probe._child
         assert child is not None and child.returncode is None
         probed.gateway.open(replace(probed.gateway.pipeline, trials=ConstraintTrials(probe)))
-        assert (await ask(probed, VICTIM, response_format=schema(0))).status == 200
+        assert (await probed.chat(key="victim", response_format=schema(0))).status == 200
         assert probe._child is child
     finally:
         await probe.aclose()
@@ -286,13 +278,13 @@ async def test_a_pattern_whose_client_left_is_not_the_next_one_s_fault(probed):
     probe = GrammarProbe(str(DEMO), limit_s=1.0)
     probed.gateway.open(replace(probed.gateway.pipeline, trials=ConstraintTrials(probe)))
     try:
-        assert (await ask(probed, VICTIM, response_format=schema(0))).status == 200
+        assert (await probed.chat(key="victim", response_format=schema(0))).status == 200
         evil = asyncio.ensure_future(
-            ask(probed, FLOOD, response_format=schema(1, "(.?){400}(.?){400}x"))
+            probed.chat(key="flood", response_format=schema(1, "(.?){400}(.?){400}x"))
         )
         await asyncio.sleep(0.3)
         evil.cancel()
-        innocent = await ask(probed, VICTIM, response_format=schema(2))
+        innocent = await probed.chat(key="victim", response_format=schema(2))
         assert innocent.status == 200, innocent.body
     finally:
         await probe.aclose()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import ssl
 import subprocess
 import sys
@@ -16,8 +15,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from eaglegate.server.cli.listener import GatewayServer
-from eaglegate.server.http.connection import TlsSettings, make_server_config
+from eaglegate.server.http.connection import TlsSettings
 from eaglegate.server.http.connection_limits import (
     RESERVED_FILES,
     ConnectionLimiter,
@@ -25,6 +23,9 @@ from eaglegate.server.http.connection_limits import (
     group_address,
 )
 from eaglegate.server.http.response import send_json
+from tests.certificates import self_signed
+from tests.server.conftest import wait_until
+from tests.server.http.conftest import serve_app
 
 pytestmark = [
     pytest.mark.thorough,
@@ -76,20 +77,13 @@ class Served:
 @asynccontextmanager
 async def serving(limits: ConnectionLimits, tls: TlsSettings = PLAIN):
     made = Served(limits)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        made.port = listener.getsockname()[1]
-        server = GatewayServer(make_server_config(made.app, tls), made.gate)
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+    async with serve_app(made.app, made.gate, tls) as (_, made.port):
         try:
             yield made
         finally:
             made.answer.set()
             for writer in made._open:
                 writer.close()  # the server would wait for those that send no more
-            server.should_exit = True
-            await task
 
 
 async def answered(reader) -> bytes:
@@ -107,11 +101,7 @@ async def rest(reader) -> bytes:
 
 
 async def settled(gate, total):
-    for _ in range(2000):
-        if gate.total == total:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"{gate.total} connections, not {total}")
+    await wait_until(lambda: gate.total == total)
 
 
 async def test_an_idle_connection_makes_room_for_a_new_one():
@@ -305,13 +295,7 @@ async def test_a_chunked_body_is_read(coding):
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
-    path = tmp_path_factory.mktemp("tls") / "both.pem"
-    command = (
-        f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {path}.key -out {path}.crt -days 1 "
-        f"-subj /CN=localhost && cat {path}.key {path}.crt > {path}"
-    )
-    subprocess.run(command, shell=True, check=True, capture_output=True)
-    return str(path)
+    return str(self_signed(tmp_path_factory.mktemp("tls") / "both.pem"))
 
 
 async def test_handshakes_that_do_not_come_count_and_end(certificate):
@@ -363,7 +347,7 @@ def test_the_soft_limit_of_files_is_raised_to_the_hard_one():
 async def test_a_client_at_its_limit_closes_nobody_else_s_connections():
     async with serving(ConnectionLimits(connections=8, per_client=2)) as made:
         reader, _ = await made.connect(GET, source="127.0.0.2")
-        await read_head(reader)
+        await answered(reader)
         await made.connect(HEAD + b"content-length: 0\r\n\r\n")
         await made.connect(HEAD + b"content-length: 0\r\n\r\n")
         for _ in range(2):
@@ -373,10 +357,6 @@ async def test_a_client_at_its_limit_closes_nobody_else_s_connections():
         assert (made.refused, made.gate.total) == (1, 3)
         assert not reader.at_eof()
         made.answer.set()
-
-
-async def read_head(reader) -> bytes:
-    return await reader.readuntil(b"\r\n\r\n")
 
 
 CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"

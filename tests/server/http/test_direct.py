@@ -11,11 +11,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from eaglegate.server.cli.listener import GatewayServer
-from eaglegate.server.http.connection import TlsSettings, make_server_config
-from eaglegate.server.http.connection_limits import LIMITS, ConnectionLimiter
 from eaglegate.server.http.middleware import CLOSED_WRITER, WhileConnected, find_writer
 from tests.server.conftest import on_a_port
+from tests.server.http.conftest import serve_app
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
 PIECE = b"x" * 65536
@@ -127,16 +125,11 @@ async def test_a_connection_tells_of_a_client_that_leaves(num_requests):
             await asyncio.Event().wait()
         ended.set()
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = GatewayServer(make_server_config(app, TlsSettings()), ConnectionLimiter(LIMITS))
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        _, client = await asyncio.open_connection(*listener.getsockname()[:2])
+    async with serve_app(app) as address, asyncio.timeout(20):
+        _, client = await asyncio.open_connection(*address)
         client.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * num_requests)
-        async with asyncio.timeout(20):
-            await began.wait()
-            assert not heard
-            client.close()
-            await ended.wait()
-        server.should_exit = True
-        await serving
+        await began.wait()
+        assert not heard
+        client.close()
+        await ended.wait()
     assert heard == ["http.disconnect"]

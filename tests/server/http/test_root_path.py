@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from eaglegate.server.access.caller import ApiKey
-from eaglegate.server.access.keys import KeyRing, hash_key
 from tests.server.access.test_door import pages
-from tests.server.conftest import call, make_app
-
-USER = "user-key-0123456789"
+from tests.server.conftest import make_app
 
 
 @pytest.fixture
@@ -37,11 +33,9 @@ async def test_the_document_names_the_prefix(under):
 @pytest.mark.thorough
 @pytest.mark.parametrize("path", ["/metrics", "/admin/status", "/debug/speculation", ""])
 async def test_the_prefix_opens_no_operator_path(under, path):
-    under.gateway.keys = KeyRing((ApiKey("user", hash_key(USER)),))
-    headers = {"authorization": f"Bearer {USER}"}
-    assert (await call(under.app, "GET", f"/team/llm{path}", headers=headers)).status == 403
-    answer = await call(under.app, "GET", f"/team/llm/team/llm{path}", headers=headers)
-    assert answer.status == 404
+    under.admit("user")
+    assert (await under.get(f"/team/llm{path}", key="user")).status == 403
+    assert (await under.get(f"/team/llm/team/llm{path}", key="user")).status == 404
 
 
 async def test_other_paths_that_begin_alike_are_left_alone(under):

@@ -12,8 +12,6 @@ import pytest
 
 from eaglegate.engine.events import Event
 from eaglegate.server.access.budget import RequestBudget
-from eaglegate.server.access.caller import ApiKey
-from eaglegate.server.access.keys import KeyRing, hash_key
 from eaglegate.server.access.memory import MemoryMonitor
 from eaglegate.server.errors import GatewayError
 from eaglegate.server.http import response as http_response
@@ -26,12 +24,11 @@ from eaglegate.server.http.response import (
     send_json,
 )
 from eaglegate.server.store.base import StoredConversation, StoredResponse
-from tests.server.conftest import make_scope, read_head_only
+from tests.server.conftest import make_scope, read_head_only, wait_until
 
 MB = 1_000_000
 READ = ("/v1/responses/resp_1", "/v1/responses/resp_1/input_items", "/v1/conversations/c/items",
         "/v1/conversations/c/items/msg_1")  # fmt: skip
-KEYS = {name: f"{name}-key-0123456789" for name in ("ann", "bob")}
 
 
 async def store_large(lab, num_bytes=MB, owner=""):
@@ -59,8 +56,7 @@ async def test_bytes_of_readers_are_bounded_in_total_and_released(lab, path):
 
     readers = [asyncio.create_task(read()) for _ in range(2)]
     async with asyncio.timeout(5):
-        while len(served) < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await wait_until(lambda: len(served) == 2)
         refused = await lab.get(path)
         assert (refused.status, refused.json["error"]["code"]) == (429, "request_bytes_exceeded")
         assert "stored answers" in refused.json["error"]["message"]
@@ -72,15 +68,14 @@ async def test_bytes_of_readers_are_bounded_in_total_and_released(lab, path):
 
 
 async def test_one_key_holds_half_of_what_may_be_read(lab):
-    keys = [ApiKey(name, hash_key(secret)) for name, secret in KEYS.items()]
-    lab.gateway.keys = KeyRing(tuple(keys))
+    lab.admit("ann", "bob")
     await store_large(lab, owner="key:ann")
     lab.gateway.budget = budget = RequestBudget(read_bytes=3 * MB)
     budget.open("ann").hold_stored(MB)
     path = READ[0]
-    assert (await lab.get(path, headers={"x-api-key": KEYS["ann"]})).status == 429
+    assert (await lab.get(path, key="ann")).status == 429
     budget.open("bob").hold_stored(MB)
-    assert (await lab.get(path, headers={"x-api-key": KEYS["bob"]})).status == 404, "not his"
+    assert (await lab.get(path, key="bob")).status == 404, "not his"
 
 
 @pytest.mark.parametrize("path", READ)
@@ -151,10 +146,7 @@ async def test_a_large_frame_goes_out_in_pieces_with_no_comment_between():
 
 async def test_a_stream_of_a_stored_answer_counts_as_reading_it(lab):
     lab.says("Hello.")
-    made = await lab.post(
-        "/v1/responses",
-        {"model": "demo", "input": "hi", "background": True, "instructions": "x" * 200},
-    )
+    made = await lab.respond(background=True, instructions="x" * 200)
     path = f"/v1/responses/{made.json['id']}"
     await asyncio.wait({run.task for run in lab.runs._runs.values()})
     assert (await lab.get(f"{path}?stream=true")).status == 200

@@ -10,10 +10,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from eaglegate.server.cli.listener import GatewayServer, bind
-from eaglegate.server.http.connection import TlsSettings, make_server_config
-from eaglegate.server.http.connection_limits import ConnectionLimiter, ConnectionLimits
+from eaglegate.server.http.connection_limits import ConnectionLimits
 from eaglegate.server.http.response import send_json
+from tests.server.http.conftest import serve_app
 from tests.server.http.test_connections import answered, rest
 
 BODY = b'{"model": "demo", "messages": []}'
@@ -47,17 +46,11 @@ async def stream(_scope, _receive, send):
 
 @asynccontextmanager
 async def connected(app=echo):
-    gate = ConnectionLimiter(ConnectionLimits(connections=4, per_client=4))
-    listener = bind("127.0.0.1", 0)
-    server = GatewayServer(make_server_config(app, TlsSettings()), gate)
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
-    try:
+    limits = ConnectionLimits(connections=4, per_client=4)
+    async with serve_app(app, limits) as address:
+        reader, writer = await asyncio.open_connection(*address)
         yield reader, writer
-    finally:
         writer.close()
-        server.should_exit = True
-        await task
 
 
 @pytest.mark.parametrize("request_bytes", [OFFER, CHUNKED], ids=["length", "chunked"])

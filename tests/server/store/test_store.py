@@ -144,11 +144,6 @@ def test_a_database_of_an_earlier_version_is_refused_and_left_alone(tmp_path):
 # -- how much is stored
 
 
-def pragma(path, name):
-    with sqlite3.connect(path) as connection:
-        return connection.execute(f"PRAGMA {name}").fetchone()[0]
-
-
 async def test_the_file_shrinks_when_responses_go(tmp_path):
     path = tmp_path / "responses.sqlite"
     store = SqlResponseStore(f"sqlite:///{path}", Retention(seconds=3600))

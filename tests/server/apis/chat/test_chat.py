@@ -4,12 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from eaglegate.engine.types import DecodeStep, Step
-from eaglegate.text.events import FinishReason
-
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-
-
 WEATHER = {
     "type": "function",
     "function": {
@@ -99,18 +93,6 @@ async def test_max_tokens_ends_with_length(lab):
     body = (await lab.chat(max_tokens=3)).json
     assert body["choices"][0]["finish_reason"] == "length"
     assert body["usage"]["completion_tokens"] == 3
-
-
-async def test_draft_tokens_are_in_the_usage(lab):
-    ids = lab.renderer.encode("one two three four", False)
-    lab.engine.script = [
-        Step(tuple(ids[:1])),
-        Step(tuple(ids[1:4]), decode=(DecodeStep(3, 2, 3),)),
-        Step(tuple(ids[4:5]), decode=(DecodeStep(3, 0, 1),), finish=FinishReason.STOP),
-    ]
-    details = (await lab.chat()).json["usage"]["completion_tokens_details"]
-    assert details["accepted_prediction_tokens"] == 2
-    assert details["rejected_prediction_tokens"] == 4
 
 
 async def test_choices_are_generated_apart(lab):

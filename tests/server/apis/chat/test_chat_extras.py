@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import orjson
@@ -12,15 +11,14 @@ from msgspec import structs
 from eaglegate.engine.errors import RequestRejected
 from eaglegate.engine.types import DecodeStep, PositionLogprobs, Step, TokenLogprob
 from eaglegate.text.events import FinishReason
+from tests.server.apis.chat.test_chat import WEATHER
 
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-    },
-}
-OTHER = {"type": "function", "function": {"name": "other"}}
+
+def named(name: str) -> dict:
+    return {"type": "function", "function": {"name": name}}
+
+
+OTHER = named("other")
 
 
 async def test_logprobs_have_an_entry_per_token(lab):
@@ -116,8 +114,7 @@ async def test_each_of_several_choices_has_its_own_speculation(lab):
 
 @pytest.mark.parametrize("fields", [("reasoning",), ("reasoning_content",)])
 async def test_the_name_of_the_reasoning_is_a_setting(lab, fields):
-    served = dataclasses.replace(lab.gateway.pipeline.served_model, reasoning_fields=fields)
-    lab.gateway.pipeline = dataclasses.replace(lab.gateway.pipeline, served_model=served)
+    lab.change_model(reasoning_fields=fields)
     lab.says("<think>\nhm\n</think>\n\nyes", [1, 2, 2])
     message = (await lab.chat()).json["choices"][0]["message"]
     assert {name for name in message if name.startswith("reasoning")} == set(fields)
@@ -158,13 +155,7 @@ async def test_token_ids_come_back_when_asked_for(lab):
         ({"guided_json": '{"not":' * 900 + "{}" + "}" * 900}, "guided_json"),
         ({"logit_bias": {"99999": 1}}, "logit_bias"),
         ({"tools": [WEATHER, WEATHER]}, "tools"),
-        (
-            {
-                "tools": [WEATHER],
-                "tool_choice": {"type": "function", "function": {"name": "nobody"}},
-            },
-            "tool_choice",
-        ),
+        ({"tools": [WEATHER], "tool_choice": named("nobody")}, "tool_choice"),
     ],
 )
 async def test_unsupported_chat_fields_are_refused_by_name(lab, fields, param):
@@ -187,6 +178,9 @@ async def test_the_service_tier_says_who_served(lab):
     assert "service_tier" not in (await lab.chat()).json
 
 
+ARRAY = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "array"}}}
+
+
 def tag_of(lab) -> dict:
     constraint = lab.engine.requests[-1].constraint
     assert constraint.kind == "structural_tag"
@@ -196,8 +190,7 @@ def tag_of(lab) -> dict:
 
 async def test_forced_calls_become_a_grammar(lab):
     lab.says("x")
-    named = {"type": "function", "function": {"name": "get_weather"}}
-    await lab.chat(tools=[OTHER, WEATHER], tool_choice=named)
+    await lab.chat(tools=[OTHER, WEATHER], tool_choice=named("get_weather"))
     _, calls = tag_of(lab)["elements"]
     assert [tag["begin"] for tag in calls["tags"]] == [
         '<tool_call>\n{"name": "get_weather", "arguments": '
@@ -218,13 +211,8 @@ async def test_strict_and_allowed_tools_become_a_grammar(lab):
     _, text = tag_of(lab)["elements"]
     schemas = [tag["content"]["json_schema"] for tag in text["tags"]]
     assert schemas == [{"type": "object"}, WEATHER["function"]["parameters"]]
-    allowed = {
-        "type": "allowed_tools",
-        "allowed_tools": {
-            "mode": "required",
-            "tools": [{"type": "function", "function": {"name": "other"}}],
-        },
-    }
+    tools = {"mode": "required", "tools": [named("other")]}
+    allowed = {"type": "allowed_tools", "allowed_tools": tools}
     await lab.chat(tools=[OTHER, WEATHER], tool_choice=allowed, parallel_tool_calls=False)
     _, calls = tag_of(lab)["elements"]
     assert len(calls["tags"]) == 1
@@ -234,8 +222,7 @@ async def test_strict_and_allowed_tools_become_a_grammar(lab):
 async def test_the_reasoning_the_template_opened_must_end(lab):
     lab.says("x")
     messages = [{"role": "user", "content": "hi <think>\n"}]
-    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "array"}}}
-    await lab.chat(messages=messages, response_format=schema)
+    await lab.chat(messages=messages, response_format=ARRAY)
     thinking, _, content = tag_of(lab)["elements"]
     assert (thinking["begin"], thinking["end"]) == ("", "</think>")
     assert content["json_schema"] == {"type": "array"}
@@ -245,10 +232,9 @@ async def test_the_reasoning_the_template_opened_must_end(lab):
 async def test_the_reasoning_the_template_closed_stays_closed(lab):
     """Templates write such empty reasoning when they are told not to think."""
     lab.says("x")
-    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "array"}}}
     for end, elements in ((" <think>\n\n</think>\n\n", 0), (" <think>\n\n</think>\n\nhi", 2)):
         messages = [{"role": "user", "content": "hi" + end}]
-        await lab.chat(messages=messages, response_format=schema)
+        await lab.chat(messages=messages, response_format=ARRAY)
         assert len(tag_of(lab).get("elements", ())) == elements
 
 

@@ -16,10 +16,6 @@ from eaglegate.server.apis.shared.route import make_encoding_context
 from eaglegate.text.events import ContentDelta, FinishReason
 
 
-async def complete(lab, **fields):
-    return await lab.post("/v1/completions", {"model": "demo", "prompt": "one two"} | fields)
-
-
 def texts(chunks: list[dict]) -> dict[int, str]:
     out: dict[int, str] = {}
     for chunk in chunks:
@@ -30,7 +26,7 @@ def texts(chunks: list[dict]) -> dict[int, str]:
 
 async def test_a_completion_is_text_as_the_model_wrote_it(lab):
     lab.says("<think>hm</think> <tool_call>{}</tool_call>", [1, 3])
-    body = (await complete(lab, max_tokens=100)).json
+    body = (await lab.complete(max_tokens=100)).json
     assert body["object"] == "text_completion"
     assert body["choices"][0]["text"] == "<think>hm</think> <tool_call>{}</tool_call>"
     assert body["choices"][0]["finish_reason"] == "stop"
@@ -42,30 +38,30 @@ async def test_a_completion_is_text_as_the_model_wrote_it(lab):
 )
 async def test_prompts_of_every_kind(lab, prompt, num):
     lab.says("three four", [1, 2])
-    body = (await complete(lab, prompt=prompt, n=2)).json
+    body = (await lab.complete(prompt=prompt, n=2)).json
     assert [choice["index"] for choice in body["choices"]] == list(range(2 * num))
     assert {choice["text"] for choice in body["choices"]} == {"three four"}
     prompts = [r.prompt for r in sorted(lab.engine.requests, key=lambda r: r.id)]
     assert prompts[0] == prompts[1]
     assert body["usage"]["prompt_tokens"] == sum(len(p) for p in prompts) / 2
-    streamed = await complete(lab, prompt=prompt, n=2, stream=True)
+    streamed = await lab.complete(prompt=prompt, n=2, stream=True)
     assert streamed.done
     assert texts(streamed.chunks) == dict.fromkeys(range(2 * num), "three four")
 
 
 async def test_the_default_limit_is_sixteen_tokens(lab):
     lab.says("x")
-    await complete(lab)
+    await lab.complete()
     assert lab.engine.requests[0].sampling.max_tokens == 16
 
 
 async def test_echo_begins_with_the_prompt(lab):
     lab.says(" three", [1])
-    assert (await complete(lab, echo=True)).json["choices"][0]["text"] == "one two three"
-    chunks = (await complete(lab, echo=True, stream=True)).chunks
+    assert (await lab.complete(echo=True)).json["choices"][0]["text"] == "one two three"
+    chunks = (await lab.complete(echo=True, stream=True)).chunks
     assert texts(chunks) == {0: "one two three"}
     ids = lab.renderer.encode("four five", False)
-    body = (await complete(lab, prompt=ids, echo=True)).json
+    body = (await lab.complete(prompt=ids, echo=True)).json
     assert body["choices"][0]["text"] == "four five three"
 
 
@@ -81,7 +77,7 @@ async def test_echo_with_logprobs_covers_the_prompt(lab):
             finish=FinishReason.LENGTH,
         )
     ]
-    choice = (await complete(lab, echo=True, logprobs=0)).json["choices"][0]
+    choice = (await lab.complete(echo=True, logprobs=0)).json["choices"][0]
     found = choice["logprobs"]
     assert lab.engine.requests[0].sampling.prompt_logprobs == 0
     assert "".join(found["tokens"]) == choice["text"] == "one two three"
@@ -89,7 +85,7 @@ async def test_echo_with_logprobs_covers_the_prompt(lab):
     assert found["token_logprobs"][-1] == -2.0
     for at, token in zip(found["text_offset"], found["tokens"], strict=True):
         assert choice["text"][at : at + len(token)] == token
-    streamed = (await complete(lab, echo=True, logprobs=0, stream=True)).chunks
+    streamed = (await lab.complete(echo=True, logprobs=0, stream=True)).chunks
     joined = [
         t for c in streamed for t in (c["choices"][0]["logprobs"] or {"tokens": []})["tokens"]
     ]
@@ -111,7 +107,7 @@ async def test_echo_with_logprobs_covers_the_prompt(lab):
     ],
 )
 async def test_unsupported_completion_fields_are_refused_by_name(lab, fields, param):
-    answer = await complete(lab, **fields)
+    answer = await lab.complete(**fields)
     assert answer.status == 400
     assert answer.json["error"]["param"] == param
     assert not lab.engine.requests
@@ -119,8 +115,7 @@ async def test_unsupported_completion_fields_are_refused_by_name(lab, fields, pa
 
 async def test_usage_metrics_and_token_ids(lab):
     lab.says("three four", [1, 2])
-    answer = await complete(
-        lab,
+    answer = await lab.complete(
         stream=True,
         stream_options={"include_usage": True},
         return_token_ids=True,
@@ -138,7 +133,7 @@ async def test_usage_metrics_and_token_ids(lab):
 async def test_usage_so_far_is_on_every_chunk_when_asked_for(lab):
     lab.says("three four five", [1, 2])
     options = {"include_usage": True, "continuous_usage_stats": True}
-    *before, last = (await complete(lab, stream=True, stream_options=options)).chunks
+    *before, last = (await lab.complete(stream=True, stream_options=options)).chunks
     counts = [chunk["usage"]["completion_tokens"] for chunk in before]
     assert counts == sorted(counts)
     assert 0 < counts[0] < counts[-1] == last["usage"]["completion_tokens"]
@@ -151,7 +146,7 @@ async def test_without_tokens_the_prompt_is_all_of_the_answer(lab, stream):
     first = lab.engine.script[0]
     known = tuple(PositionLogprobs(TokenLogprob(i, -0.25, 1)) for i in ids[1:])
     lab.engine.script[0] = structs.replace(first, prompt_logprobs=(None, *known))
-    answer = await complete(lab, max_tokens=0, echo=True, logprobs=0, stream=stream)
+    answer = await lab.complete(max_tokens=0, echo=True, logprobs=0, stream=stream)
     chunks = answer.chunks if stream else [answer.json]
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     assert "".join(choice["text"] for choice in choices) == "one two"
@@ -164,7 +159,7 @@ async def test_without_tokens_the_prompt_is_all_of_the_answer(lab, stream):
 
 
 async def test_no_tokens_and_no_prompt_are_nothing(lab):
-    answer = await complete(lab, max_tokens=0)
+    answer = await lab.complete(max_tokens=0)
     assert (answer.status, answer.json["error"]["param"]) == (400, "max_tokens")
 
 

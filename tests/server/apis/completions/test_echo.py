@@ -14,8 +14,7 @@ import pytest
 from eaglegate.engine.events import Finish, PromptEcho, Usage
 from eaglegate.engine.types import EngineRequest, PositionLogprobs, Step, TokenLogprob
 from eaglegate.server.access.budget import ECHO_BYTES, LOGPROB_BYTES, RequestBudget
-from eaglegate.server.access.caller import ApiKey, Caller
-from eaglegate.server.access.keys import KeyRing, hash_key
+from eaglegate.server.access.caller import Caller
 from eaglegate.server.access.memory import GIB, MemoryMonitor
 from eaglegate.server.apis.completions.response import CompletionFold
 from eaglegate.server.apis.completions.to_job import CompletionRequest, make_completion_job
@@ -46,8 +45,7 @@ def echo_lab(lab: Lab) -> Lab:
 
 
 async def ask(lab: Lab, prompts: int = 1, **fields: Any) -> Answer:
-    body = {"model": "demo", "prompt": [PROMPT] * prompts, "max_tokens": 1} | fields
-    return await lab.post("/v1/completions", body)
+    return await lab.complete(**{"prompt": [PROMPT] * prompts, "max_tokens": 1} | fields)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -97,19 +95,12 @@ async def test_the_price_covers_the_answer(echo_lab):
 
 
 async def test_one_key_cannot_hold_all_bytes_of_copies(echo_lab):
-    secrets = [f"{name}-key-0123456789" for name in "ab"]
-    echo_lab.gateway.keys = KeyRing(
-        tuple(ApiKey(secret[0], hash_key(secret)) for secret in secrets)
-    )
+    echo_lab.admit("a", "b")
     price = TOKENS * (ECHO_BYTES + 21 * LOGPROB_BYTES)
     echo_lab.gateway.budget = RequestBudget(held_bytes=8 * price)
-    body = {"model": "demo", "prompt": [PROMPT] * 3, "echo": True, "logprobs": 20}
-
-    async def post(secret: str) -> Answer:
-        return await echo_lab.post("/v1/completions", body, headers={"x-api-key": secret})
-
-    first = [asyncio.create_task(post(secrets[0])) for _ in range(2)]
-    second = await post(secrets[1])
+    fields = {"echo": True, "logprobs": 20}
+    first = [asyncio.create_task(ask(echo_lab, 3, key="a", **fields)) for _ in range(2)]
+    second = await ask(echo_lab, 3, key="b", **fields)
     statuses = sorted(answer.status for answer in await asyncio.gather(*first))
     assert statuses == [200, 429]
     assert second.status == 200

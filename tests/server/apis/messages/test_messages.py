@@ -21,11 +21,6 @@ ANSWER = (
 )
 
 
-async def ask(lab, **fields):
-    body = {"model": "demo", "max_tokens": 99, "messages": [{"role": "user", "content": "hi"}]}
-    return await lab.post("/v1/messages", body | fields)
-
-
 def frames(answer) -> list[tuple[str, dict]]:
     out = []
     for frame in answer.body.decode().strip().split("\n\n"):
@@ -36,7 +31,7 @@ def frames(answer) -> list[tuple[str, dict]]:
 
 async def test_a_message_has_blocks(lab):
     lab.says(ANSWER, [1, 2, 3])
-    body = (await ask(lab, tools=[WEATHER])).json
+    body = (await lab.message(tools=[WEATHER])).json
     assert body["content"] == [
         {"type": "thinking", "thinking": "hm", "signature": SIGNATURE},
         {"type": "text", "text": "Let me look."},
@@ -53,7 +48,7 @@ async def test_a_message_has_blocks(lab):
 
 async def test_the_stream_has_the_blocks_one_after_the_other(lab):
     lab.says(ANSWER, [1, 2, 3])
-    answer = await ask(lab, tools=[WEATHER], stream=True)
+    answer = await lab.message(tools=[WEATHER], stream=True)
     found = frames(answer)
     assert all(name == data["type"] for name, data in found)
     names = [name for name, _ in found if name != "content_block_delta"]
@@ -69,7 +64,7 @@ async def test_the_stream_has_the_blocks_one_after_the_other(lab):
 async def test_thinking_is_signed_and_comes_back(lab, stream):
     """AI SDK 7, Microsoft's Agent Framework and TanStack send no thinking back without one."""
     lab.says(ANSWER, [1, 2, 3])
-    answer = await ask(lab, tools=[WEATHER], stream=stream)
+    answer = await lab.message(tools=[WEATHER], stream=stream)
     if stream:
         thinking = [data for _, data in frames(answer) if data.get("index") == 0]
         assert thinking[0]["content_block"]["signature"] == ""
@@ -81,7 +76,7 @@ async def test_thinking_is_signed_and_comes_back(lab, stream):
     turn = {"role": "assistant", "content": [signed, {"type": "text", "text": "a"}]}
     user = {"role": "user", "content": "hi"}
     lab.says("x")
-    assert (await ask(lab, messages=[user, turn, user])).status == 200
+    assert (await lab.message(messages=[user, turn, user])).status == 200
     assert lab.renderer.seen[-1]["messages"][1]["reasoning"] == "hm"
 
 
@@ -95,7 +90,7 @@ async def test_thinking_is_signed_and_comes_back(lab, stream):
 )
 async def test_the_reason_of_the_end(lab, text, fields, reason, sequence):
     lab.says(text, [1])
-    body = (await ask(lab, **fields)).json
+    body = (await lab.message(**fields)).json
     assert (body["stop_reason"], body["stop_sequence"]) == (reason, sequence)
 
 
@@ -103,39 +98,27 @@ async def test_a_reference_to_a_tool_in_a_result_is_its_name(lab):
     lab.says("x")
     found = [{"type": "tool_reference", "tool_name": name} for name in ("look_up", "note")]
     use = {"type": "tool_use", "id": "t1", "name": "ToolSearch", "input": {"query": "notes"}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": found}
     messages = [
         {"role": "user", "content": "note it"},
         {"role": "assistant", "content": [use]},
-        {
-            "role": "user",
-            "content": [{"type": "tool_result", "tool_use_id": "t1", "content": found}],
-        },
+        {"role": "user", "content": [result]},
     ]
-    assert (await ask(lab, messages=messages)).status == 200
+    assert (await lab.message(messages=messages)).status == 200
     assert lab.renderer.seen[-1]["messages"][-1]["content"] == "look_up\nnote"
 
 
 async def test_a_conversation_with_tools_reaches_the_template(lab):
     lab.says("x")
     use = {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {"city": "Oslo"}}
-    result = {
-        "type": "tool_result",
-        "tool_use_id": "t1",
-        "content": [{"type": "text", "text": "rain"}],
-    }
-    await ask(
-        lab,
+    rain = {"type": "text", "text": "rain"}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [rain]}
+    thinking = {"type": "thinking", "thinking": "hm", "signature": ""}
+    await lab.message(
         system=[{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}],
         messages=[
             {"role": "user", "content": "weather?"},
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "thinking", "thinking": "hm", "signature": ""},
-                    {"type": "text", "text": "looking"},
-                    use,
-                ],
-            },
+            {"role": "assistant", "content": [thinking, {"type": "text", "text": "looking"}, use]},
             {"role": "user", "content": [result, {"type": "text", "text": "so?"}]},
         ],
         thinking={"type": "enabled", "budget_tokens": 1024},
@@ -151,7 +134,7 @@ async def test_a_conversation_with_tools_reaches_the_template(lab):
 async def test_a_last_message_of_the_assistant_is_continued(lab):
     lab.says("x")
     turn = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    await ask(lab, messages=turn)
+    await lab.message(messages=turn)
     assert lab.renderer.seen[-1]["continue_final_message"]
     assert not lab.renderer.seen[-1]["add_generation_prompt"]
 
@@ -178,7 +161,7 @@ async def test_tokens_are_counted_without_an_engine(lab):
     ],
 )
 async def test_errors_have_anthropic_s_shape(lab, fields, status, kind, words):
-    answer = await ask(lab, **fields)
+    answer = await lab.message(**fields)
     assert answer.status == status
     assert answer.json["type"] == "error"
     assert answer.json["error"]["type"] == kind
@@ -188,7 +171,7 @@ async def test_errors_have_anthropic_s_shape(lab, fields, status, kind, words):
 async def test_an_error_in_mid_stream_is_an_error_event(lab):
     lab.says("one two three", [1, 1, 1])
     lab.engine.script = [*lab.engine.script[:2], EngineDead("gone")]
-    found = frames(await ask(lab, stream=True))
+    found = frames(await lab.message(stream=True))
     assert found[-1][0] == "error"
     assert found[-1][1]["error"]["type"] == "overloaded_error"
 
@@ -197,7 +180,7 @@ async def test_an_error_in_mid_stream_is_an_error_event(lab):
 async def test_cached_tokens_are_the_same_at_both_ends(lab, stream):
     lab.says("one two three", [1, 1])
     lab.engine.script[0] = replace(lab.engine.script[0], cached_tokens=2)
-    answer = await ask(lab, stream=stream)
+    answer = await lab.message(stream=stream)
     ends = ("message_start", "message_delta")
     bodies = [data for name, data in frames(answer) if name in ends] if stream else [answer.json]
     usages = [body.get("message", body)["usage"] for body in bodies]
@@ -222,12 +205,8 @@ def test_anthropic_s_client_lists_the_models(lab, url):
 def test_the_sdk_reads_it_all(lab, url):
     lab.says(ANSWER, [1, 2, 3])
     client = Anthropic(base_url=url, api_key="none", max_retries=0)
-    asked = {
-        "model": "demo",
-        "max_tokens": 99,
-        "messages": [{"role": "user", "content": "hi"}],
-        "tools": [WEATHER],
-    }
+    user = {"role": "user", "content": "hi"}
+    asked = {"model": "demo", "max_tokens": 99, "messages": [user], "tools": [WEATHER]}
     whole = client.messages.create(**asked)
     with client.messages.stream(**asked) as stream:
         texts = list(stream.text_stream)

@@ -69,16 +69,18 @@ async def test_invalid_drafts_are_refused(swappable, body, status, code):
     assert not swappable.loader.loaded
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["x" * 4000, "/" + "y/" * 2000, "/tmp/a\0b", "~nobody-of-this-name/draft", "/etc/hostname",
-     "/proc/self/mem", "\n", "a" * 256],
+ODD_PATHS = (
+    "x" * 4000, "/" + "y/" * 2000, "/tmp/a\0b", "~nobody-of-this-name/draft", "/etc/hostname",
+    "/proc/self/mem", "\n", "a" * 256,
 )  # fmt: skip
+
+
 @pytest.mark.parametrize("url", ["/admin/draft", "/admin/canary"])
-async def test_no_path_makes_a_server_error(swappable, path, url):
+async def test_no_path_makes_a_server_error(swappable, url):
     """The file system refuses some names with errors of its own."""
-    answer = await swappable.call("POST", url, {"path": path})
-    assert (answer.status, answer.json["error"]["code"]) == (400, "draft_refused")
+    for path in ODD_PATHS:
+        answer = await swappable.call("POST", url, {"path": path})
+        assert (answer.status, answer.json["error"]["code"]) == (400, "draft_refused"), path
     assert not swappable.loader.loaded
 
 

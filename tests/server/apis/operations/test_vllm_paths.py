@@ -8,8 +8,6 @@ import pytest
 
 from eaglegate.engine.scripted import Pause
 from eaglegate.engine.types import Step
-from eaglegate.server.access.caller import ApiKey
-from eaglegate.server.access.keys import KeyRing, hash_key
 from eaglegate.text.events import FinishReason
 from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer
 from tests.server.conftest import DEMO, EOS, make_app
@@ -17,12 +15,11 @@ from tests.server.conftest import DEMO, EOS, make_app
 pytestmark = pytest.mark.thorough
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
-KEY = "user-key-0123456789"
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "HEAD"])
 async def test_ping_says_without_a_key_whether_requests_are_served(lab, method):
-    lab.gateway.keys = KeyRing((ApiKey("user", hash_key(KEY)),))
+    lab.admit("user")
     answer = await lab.call(method, "/ping")
     assert (answer.status, answer.body) == (200, b"")
     lab.engine.dead = "gone"
@@ -73,11 +70,10 @@ async def test_an_invocation_is_read_as_strictly_as_its_api_reads_it(lab):
 
 
 async def test_an_invocation_needs_a_key_and_a_place(lab):
-    lab.gateway.keys = KeyRing((ApiKey("user", hash_key(KEY)),))
+    lab.admit("user")
     assert (await lab.post("/invocations", CHAT)).status == 401
     lab.gateway.stop()
-    headers = {"authorization": f"Bearer {KEY}"}
-    assert (await lab.post("/invocations", CHAT, headers=headers)).status == 503
+    assert (await lab.post("/invocations", CHAT, key="user")).status == 503
 
 
 async def test_an_invocation_is_charged_once(lab):

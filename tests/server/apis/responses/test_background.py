@@ -15,11 +15,8 @@ from eaglegate.engine.errors import EngineFailed
 from eaglegate.engine.scripted import Pause
 from eaglegate.engine.types import Step
 from eaglegate.server.access.admission import AdmissionLimits
-from eaglegate.server.access.caller import ApiKey
-from eaglegate.server.access.keys import KeyRing, hash_key
 from eaglegate.server.access.quota import KeyQuota
 from eaglegate.server.apis.responses.background import (
-    BackgroundRun,
     BackgroundRuns,
     FrameLog,
     ResponseSnapshot,
@@ -28,16 +25,13 @@ from eaglegate.server.errors import StoreFailed
 from eaglegate.server.http.response import SSE_KEEP_ALIVE, ReplayedResponse, StreamTiming
 from eaglegate.text.events import FinishReason
 from tests.server.apis.responses.test_responses import URL, said
-from tests.server.conftest import Lab, call, read_head_only
+from tests.server.conftest import Lab, call, make_key, read_head_only
 
 pytestmark = pytest.mark.thorough
 
-ANN, BOB = "ann-key-0123456789", "bob-key-0123456789"
-
 
 async def begin(lab, **fields):
-    body = {"model": "demo", "input": "hi", "background": True}
-    return (await lab.post(URL, body | fields)).json
+    return (await lab.respond(background=True, **fields)).json
 
 
 def endless(lab):
@@ -198,8 +192,7 @@ async def test_frames_read_later_are_those_that_were_streamed(lab):
     """The frames hold the tools and the state that each had when it was streamed."""
     lab.says("one two three", [1])
     tool = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
-    body = {"model": "demo", "input": "hi", "background": True, "stream": True, "tools": [tool]}
-    live = await lab.post(URL, body)
+    live = await lab.respond(background=True, stream=True, tools=[tool])
     events = said(live)
     assert [e["response"]["status"] for e in events[:3]] == ["queued", "queued", "in_progress"]
     assert all(e["response"]["output"] == [] for e in events[:3])
@@ -231,25 +224,6 @@ async def test_large_tools_are_not_kept_once_a_response_has_ended(tmp_path):
         assert len(said(await lab.get(f"{URL}/{made['id']}?stream=true"))) > 4
     finally:
         tracemalloc.stop()
-
-
-async def test_one_key_reaches_nothing_of_another_s_run(lab):
-    endless(lab)
-    lab.gateway.keys = KeyRing((ApiKey("ann", hash_key(ANN)), ApiKey("bob", hash_key(BOB))))
-    body = {"model": "demo", "input": "hi", "background": True}
-    made = (await lab.post(URL, body, headers={"x-api-key": ANN})).json
-    at = f"{URL}/{made['id']}"
-    requests = (
-        ("GET", at), ("GET", f"{at}?stream=true"), ("GET", f"{at}/input_items"),
-        ("POST", f"{at}/cancel"), ("DELETE", at),
-    )  # fmt: skip
-    for method, path in requests:
-        answer = await call(lab.app, method, path, b"{}", headers={"x-api-key": BOB})
-        assert answer.status == 404, (method, path)
-        assert b"hi" not in answer.body
-    mine = await lab.get(at, headers={"x-api-key": ANN})
-    assert mine.json["status"] == "in_progress"
-    await lab.post(f"{at}/cancel", {}, headers={"x-api-key": ANN})
 
 
 # -- two gateways, one store
@@ -450,44 +424,6 @@ async def test_an_engine_s_fault_is_told_in_its_own_words(lab, caplog):
     assert "background response failed" not in caplog.text
 
 
-async def test_a_second_cancel_leaves_the_engine_time_to_end_the_first(lab, monkeypatch):
-    endless(lab)
-    made = await begin(lab)
-    run = lab.runs.get(made["id"], "")
-    entered, ended = asyncio.Event(), False
-    real = run._work
-
-    async def slow():
-        nonlocal ended
-        try:
-            entered.set()
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(0.05)
-            ended = True
-
-    run._work = asyncio.create_task(slow())
-    await entered.wait()
-    first = asyncio.ensure_future(run.cancel())
-    await asyncio.sleep(0)
-    second = asyncio.ensure_future(run.cancel())
-    await asyncio.sleep(0.2)
-    assert ended
-    real.cancel()
-    await asyncio.gather(first, second)
-
-
-async def test_a_waiting_response_can_be_cancelled(lab):
-    class Stream:
-        log = FrameLog()
-
-    run = BackgroundRun("r", "", Stream(), None)
-    await run.cancel()
-    runs = BackgroundRuns()
-    runs.add(run)
-    await runs.finish(1)
-
-
 async def test_a_gateway_that_ends_waits_for_those_that_run_but_not_for_ever(lab):
     await lab.runs.finish(1)  # there are none
     word = tuple(lab.renderer.encode("one", False))
@@ -536,11 +472,6 @@ def test_running_responses_are_never_dropped():
 # -- acceptance: nothing is stored before the request has its place and has paid
 
 
-async def ask_background(lab, key, text="hi"):
-    body = {"model": "demo", "input": text, "background": True}
-    return await lab.post(URL, body, headers={"x-api-key": key})
-
-
 def count_stored(lab):
     with lab.gateway.store._engine.connect() as connection:
         return connection.execute(text("select count(*) from eaglegate_responses")).scalar()
@@ -548,20 +479,15 @@ def count_stored(lab):
 
 async def test_background_responses_pay_like_others(lab):
     """A key of two requests a minute, and one whose tokens are used up."""
-    few, spent = (
-        KeyQuota("few", requests=2, tokens=None),
-        KeyQuota("spent", requests=None, tokens=10),
-    )
+    few, spent = KeyQuota("few", requests=2), KeyQuota("spent", tokens=10)
     spent.pay(10)
-    lab.gateway.keys = KeyRing(
-        (ApiKey("few", hash_key(ANN), quota=few), ApiKey("spent", hash_key(BOB), quota=spent))
-    )
+    lab.admit(make_key("few", quota=few), make_key("spent", quota=spent))
     lab.says("one")
-    answers = [await ask_background(lab, ANN) for _ in range(6)]
+    answers = [await lab.respond(background=True, key="few") for _ in range(6)]
     assert [answer.status for answer in answers] == [200, 200, 429, 429, 429, 429]
     assert answers[-1].json["error"]["code"] == "key_requests_exceeded"
     assert int(answers[-1].headers["retry-after"]) > 0
-    refused = await ask_background(lab, BOB)
+    refused = await lab.respond(background=True, key="spent")
     assert (refused.status, refused.json["error"]["code"]) == (429, "key_tokens_exceeded")
     await lab.runs.finish(10)
     assert count_stored(lab) == 2
@@ -569,7 +495,7 @@ async def test_background_responses_pay_like_others(lab):
 
 
 async def test_a_prompt_that_does_not_fit_is_refused_and_not_stored(lab):
-    made = await lab.post(URL, {"model": "demo", "input": "long " * 500, "background": True})
+    made = await lab.respond(input="long " * 500, background=True)
     assert (made.status, made.json["error"]["code"]) == (400, "context_length_exceeded")
     assert count_stored(lab) == 0
     assert lab.gateway.require().admission.num_in_flight == 0
@@ -582,7 +508,7 @@ async def test_a_queued_background_response_is_answered_while_it_waits(lab):
     first, second = await begin(lab), await begin(lab)
     assert (first["status"], second["status"]) == ("queued", "queued")
     await begin(lab)
-    full = await lab.post(URL, {"model": "demo", "input": "hi", "background": True})
+    full = await lab.respond(background=True)
     assert (full.status, full.json["error"]["code"]) == (429, "queue_full")
     assert count_stored(lab) == 3
     admission.bounds = AdmissionLimits()
@@ -597,7 +523,7 @@ async def test_work_that_cannot_be_stored_is_stopped(lab):
         raise StoreFailed("no")
 
     lab.gateway.store.put = refuse
-    made = await lab.post(URL, {"model": "demo", "input": "hi", "background": True})
+    made = await lab.respond(background=True)
     assert made.status == 503
     assert lab.gateway.require().admission.num_in_flight == 0
     assert not lab.engine.running

@@ -16,7 +16,6 @@ from eaglegate.text.parsing.message import CallFrame
 from eaglegate.text.parsing.registry import THINK, find_frame
 from eaglegate.text.parsing.tools import PARAMETERS
 from eaglegate.text.parsing.vocabulary import Vocabulary
-from tests.server.apis.responses.test_responses import ask
 from tests.server.apis.shared.test_text_grammars import ADDED, PATCH
 from tests.server.generation.test_structure import FORMATS, accepts, job
 
@@ -71,7 +70,7 @@ def test_every_format_lets_a_match_through_and_reads_it_back(lab, name, choice):
 
 async def test_responses_constrain_the_input_of_a_call(lab):
     lab.says(f'<tool_call>\n{{"name": "apply_patch", "arguments": {CALL}}}\n</tool_call>', [5])
-    body = (await ask(lab, tools=[PATCHER, OTHER])).json
+    body = (await lab.respond(tools=[PATCHER, OTHER])).json
     (call,) = body["output"]
     assert (call["type"], call["input"]) == ("custom_tool_call", ADDED)
     assert body["tools"][0] == PATCHER
@@ -88,7 +87,7 @@ async def test_chat_and_namespaces_constrain_it_too(lab):
     lab.says("ok")
     assert (await lab.chat(tools=[in_chat(PATCHER)])).status == 200
     inside = {"type": "namespace", "name": "ed", "tools": [PATCHER]}
-    assert (await ask(lab, tools=[inside])).status == 200
+    assert (await lab.respond(tools=[inside])).status == 200
     plain, named = (request.constraint for request in lab.engine.requests)
     hermes = find_frame("hermes")
     assert not accepts(lab, plain, call_text(hermes, "rm -rf"))
@@ -98,7 +97,7 @@ async def test_chat_and_namespaces_constrain_it_too(lab):
 async def test_a_regular_expression_will_do(lab):
     lab.says("ok")
     form = {"type": "grammar", "syntax": "regex", "definition": r'^"[a-z]+"$'}
-    await ask(lab, tools=[PATCHER | {"format": form}])
+    await lab.respond(tools=[PATCHER | {"format": form}])
     (request,) = lab.engine.requests
     assert accepts(lab, request.constraint, call_text(find_frame("hermes"), '"ab"'))
     assert not accepts(lab, request.constraint, call_text(find_frame("hermes"), "ab"))
@@ -107,7 +106,7 @@ async def test_a_regular_expression_will_do(lab):
 async def test_without_a_grammar_a_call_is_as_free_as_before(lab):
     lab.says("ok")
     for form in ({"type": "text"}, None):
-        await ask(lab, tools=[PATCHER | {"format": form}])
+        await lab.respond(tools=[PATCHER | {"format": form}])
         assert lab.engine.requests[-1].constraint is None
 
 
@@ -126,7 +125,7 @@ async def test_without_a_grammar_a_call_is_as_free_as_before(lab):
 async def test_a_bad_grammar_is_refused_by_its_place(lab, form, where, why):
     tool = PATCHER | {"format": {"type": "grammar", **form}}
     for answer, path in (
-        (await ask(lab, tools=[OTHER, tool]), "tools[1].format"),
+        (await lab.respond(tools=[OTHER, tool]), "tools[1].format"),
         (await lab.chat(tools=[in_chat(tool)]), "tools[0].custom.format.grammar"),
     ):
         error = answer.json["error"]
@@ -139,6 +138,6 @@ async def test_a_bad_grammar_is_refused_by_its_place(lab, form, where, why):
 async def test_a_format_without_a_frame_says_so(lab, parser):
     lab.tool_parser = parser
     lab.gateway.open(lab.path())
-    answer = await ask(lab, tools=[PATCHER])
+    answer = await lab.respond(tools=[PATCHER])
     assert answer.status == 400
     assert "a grammar" in answer.json["error"]["message"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import orjson
 import pytest
-from openai import OpenAI
 
 from eaglegate.text.events import FinishReason
 from eaglegate.text.parsing.tools import PARAMETERS
@@ -17,13 +16,10 @@ BOTH = f'{CALL}\n<tool_call>\n{{"name": "add", "arguments": {{"input": "1"}}}}\n
 CUTS = list(range(1, 40))
 
 CUSTOM = {"type": "custom", "custom": {"name": "run", "description": "Runs Python."}}
+NAMED = {"type": "custom", "custom": {"name": "run"}}
 ADD = {"type": "function", "function": {"name": "add", "parameters": dict(PARAMETERS)}}
 RUN_ITEM = {"type": "custom", "name": "run", "description": "Runs Python."}
 ADD_ITEM = {"type": "function", "name": "add", "parameters": dict(PARAMETERS), "strict": False}
-
-
-async def respond(lab, **fields):
-    return await lab.post("/v1/responses", {"model": "demo", "input": "hi", **fields})
 
 
 async def test_a_call_is_delivered_as_text(lab):
@@ -74,7 +70,7 @@ async def test_earlier_calls_reach_the_template_as_it_was_offered(lab):
         {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
     ]
     assert (await lab.chat(messages=messages, tools=[CUSTOM])).status == 200
-    assert (await respond(lab, input=items, tools=[RUN_ITEM])).status == 200
+    assert (await lab.respond(input=items, tools=[RUN_ITEM])).status == 200
     for seen in lab.renderer.seen[-2:]:
         (shown,) = seen["messages"][1]["tool_calls"]
         assert shown["function"] == {"name": "run", "arguments": {"input": TEXT}}
@@ -84,14 +80,8 @@ async def test_earlier_calls_reach_the_template_as_it_was_offered(lab):
 @pytest.mark.parametrize(
     "choice",
     [
-        {"type": "custom", "custom": {"name": "run"}},
-        {
-            "type": "allowed_tools",
-            "allowed_tools": {
-                "mode": "required",
-                "tools": [{"type": "custom", "custom": {"name": "run"}}],
-            },
-        },
+        NAMED,
+        {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}},
     ],
 )
 async def test_a_call_can_be_forced(lab, choice):
@@ -101,7 +91,7 @@ async def test_a_call_can_be_forced(lab, choice):
     (grammar,) = [request.constraint.value for request in lab.engine.requests]
     assert ('"name\\": \\"run' in grammar, '"name\\": \\"add' in grammar) == (True, False)
     forced = {"type": "custom", "name": "run"}
-    body = (await respond(lab, tools=[RUN_ITEM, ADD_ITEM], tool_choice=forced)).json
+    body = (await lab.respond(tools=[RUN_ITEM, ADD_ITEM], tool_choice=forced)).json
     assert body["tool_choice"] == forced
 
 
@@ -122,13 +112,13 @@ async def test_a_call_that_the_limit_cuts_is_delivered_so_far(lab):
 
 async def test_responses_have_items_of_their_own(lab):
     lab.says(BOTH, CUTS)
-    whole = (await respond(lab, tools=[RUN_ITEM, ADD_ITEM])).json
+    whole = (await lab.respond(tools=[RUN_ITEM, ADD_ITEM])).json
     call, other = whole["output"]
     assert (call["type"], call["name"], call["input"]) == ("custom_tool_call", "run", TEXT)
     assert call["id"].startswith("ctc_")
     assert other["type"] == "function_call"
     assert whole["tools"][0] == RUN_ITEM
-    events = said(await respond(lab, tools=[RUN_ITEM, ADD_ITEM], stream=True))
+    events = said(await lab.respond(tools=[RUN_ITEM, ADD_ITEM], stream=True))
     deltas = [e for e in events if e["type"] == "response.custom_tool_call_input.delta"]
     assert "".join(event["delta"] for event in deltas) == TEXT
     (done,) = [e for e in events if e["type"] == "response.custom_tool_call_input.done"]
@@ -139,14 +129,14 @@ async def test_responses_have_items_of_their_own(lab):
 
 async def test_a_stored_response_goes_on(lab):
     lab.says(CALL)
-    first = (await respond(lab, tools=[RUN_ITEM])).json
+    first = (await lab.respond(tools=[RUN_ITEM])).json
     result = {
         "type": "custom_tool_call_output",
         "call_id": first["output"][0]["call_id"],
         "output": [{"type": "input_text", "text": "done"}],
     }
     lab.says("ok")
-    await respond(lab, tools=[RUN_ITEM], previous_response_id=first["id"], input=[result])
+    await lab.respond(tools=[RUN_ITEM], previous_response_id=first["id"], input=[result])
     asked, called, told = lab.renderer.seen[-1]["messages"]
     assert asked["content"] == "hi"
     assert called["tool_calls"][0]["function"]["arguments"] == {"input": TEXT}
@@ -164,19 +154,3 @@ async def test_a_stored_response_goes_on(lab):
 async def test_errors_name_the_place(lab, tool, param):
     answer = await lab.chat(tools=[tool])
     assert (answer.status, answer.json["error"]["param"]) == (400, param)
-
-
-@pytest.mark.thorough
-def test_the_sdk_reads_them(lab, url):
-    lab.says(CALL, CUTS)
-    client = OpenAI(base_url=f"{url}/v1", api_key="none")
-    asked = [{"role": "user", "content": "hi"}]
-    answer = client.chat.completions.create(model="demo", messages=asked, tools=[CUSTOM])
-    (call,) = answer.choices[0].message.tool_calls
-    assert (call.type, call.custom.name, call.custom.input) == ("custom", "run", TEXT)
-    made = client.responses.create(model="demo", input="hi", tools=[RUN_ITEM])
-    assert (made.output[0].type, made.output[0].input) == ("custom_tool_call", TEXT)
-    with client.responses.stream(model="demo", input="hi", tools=[RUN_ITEM]) as stream:
-        kinds = [event.type for event in stream]
-    assert "response.custom_tool_call_input.delta" in kinds
-    assert stream.get_final_response().output[0].input == TEXT

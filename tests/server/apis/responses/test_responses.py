@@ -24,11 +24,8 @@ WEATHER = {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     "strict": False,
 }
+UNREADABLE = {"type": "json_schema", "name": "a", "schema": {"type": 1}}
 URL = "/v1/responses"
-
-
-async def ask(lab, **fields):
-    return await lab.post(URL, {"model": "demo", "input": "hi"} | fields)
 
 
 def said(answer) -> list[dict]:
@@ -51,7 +48,7 @@ def plain(response: dict) -> dict:
 
 async def test_a_response_has_items(lab):
     lab.says(ANSWER, [1, 2, 3])
-    body = (await ask(lab, tools=[WEATHER])).json
+    body = (await lab.respond(tools=[WEATHER])).json
     assert [item["type"] for item in body["output"]] == ["reasoning", "message", "function_call"]
     reasoning, message, call = body["output"]
     assert reasoning["content"] == [{"type": "reasoning_text", "text": "hm"}]
@@ -63,8 +60,8 @@ async def test_a_response_has_items(lab):
 
 async def test_the_stream_tells_the_same_story(lab):
     lab.says(ANSWER, [1, 2, 3])
-    whole = (await ask(lab, tools=[WEATHER])).json
-    events = said(await ask(lab, tools=[WEATHER], stream=True))
+    whole = (await lab.respond(tools=[WEATHER])).json
+    events = said(await lab.respond(tools=[WEATHER], stream=True))
     assert [e["sequence_number"] for e in events] == list(range(len(events)))
     kinds = [event["type"].removeprefix("response.") for event in events]
     assert kinds[:2] == ["created", "in_progress"]
@@ -82,20 +79,20 @@ async def test_the_stream_tells_the_same_story(lab):
 
 async def test_a_limit_makes_it_incomplete(lab):
     lab.says("one two three four", [1])
-    body = (await ask(lab, max_output_tokens=2)).json
+    body = (await lab.respond(max_output_tokens=2)).json
     assert body["status"] == "incomplete"
     assert body["incomplete_details"] == {"reason": "max_output_tokens"}
     assert body["output"][0]["status"] == "incomplete"
-    assert said(await ask(lab, max_output_tokens=2, stream=True))[-1]["type"] == (
+    assert said(await lab.respond(max_output_tokens=2, stream=True))[-1]["type"] == (
         "response.incomplete"
     )
 
 
 async def test_a_conversation_goes_on_from_the_stored_response(lab):
     lab.says("Paris.")
-    first = (await ask(lab, input="capital of France?", instructions="be brief")).json
-    second = (await ask(lab, input="and its river?", previous_response_id=first["id"])).json
-    third = await ask(lab, input="sure?", previous_response_id=second["id"])
+    first = (await lab.respond(input="capital of France?", instructions="be brief")).json
+    second = (await lab.respond(input="and its river?", previous_response_id=first["id"])).json
+    third = await lab.respond(input="sure?", previous_response_id=second["id"])
     assert third.status == 200
     told = [(m["role"], m["content"]) for m in lab.renderer.seen[-1]["messages"]]
     assert told == [
@@ -110,7 +107,7 @@ async def test_a_conversation_goes_on_from_the_stored_response(lab):
 async def test_stored_responses_can_be_fetched_listed_and_deleted(lab):
     lab.says("yes")
     items = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
-    made = (await ask(lab, input=items)).json
+    made = (await lab.respond(input=items)).json
     assert (await lab.get(f"{URL}/{made['id']}")).json == made
     listed = (await lab.get(f"{URL}/{made['id']}/input_items?limit=1")).json
     assert listed["data"][0]["content"] == [{"type": "input_text", "text": "b"}]
@@ -133,38 +130,27 @@ async def test_stored_responses_can_be_fetched_listed_and_deleted(lab):
 
 async def test_responses_are_stored_only_if_allowed(lab):
     lab.says("yes")
-    made = (await ask(lab, store=False)).json
+    made = (await lab.respond(store=False)).json
     assert made["store"] is False
     assert (await lab.get(f"{URL}/{made['id']}")).status == 404
     lab.gateway.store = None
-    assert (await ask(lab)).status == 200
-    refused = await ask(lab, store=True)
+    assert (await lab.respond()).status == 200
+    refused = await lab.respond(store=True)
     assert (refused.status, refused.json["error"]["param"]) == (400, "store")
 
 
 async def test_a_conversation_with_tools_reaches_the_template(lab):
     lab.says("x")
-    await ask(
-        lab,
-        input=[
-            {"role": "developer", "content": "be brief"},
-            {"role": "user", "content": [{"type": "input_text", "text": "weather?"}]},
-            {
-                "type": "reasoning",
-                "id": "rs_1",
-                "summary": [],
-                "content": [{"type": "reasoning_text", "text": "hm"}],
-            },
-            {
-                "type": "function_call",
-                "call_id": "c1",
-                "name": "get_weather",
-                "arguments": '{"city": "Oslo"}',
-            },
-            {"type": "function_call_output", "call_id": "c1", "output": "rain"},
-        ],
-        reasoning={"effort": "none"},
-    )
+    thought = {"type": "reasoning_text", "text": "hm"}
+    call = {"type": "function_call", "call_id": "c1", "name": "get_weather"}
+    items = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": [{"type": "input_text", "text": "weather?"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [thought]},
+        call | {"arguments": '{"city": "Oslo"}'},
+        {"type": "function_call_output", "call_id": "c1", "output": "rain"},
+    ]
+    await lab.respond(input=items, reasoning={"effort": "none"})
     developer, user, assistant, tool = lab.renderer.seen[-1]["messages"]
     assert (developer["role"], user["content"]) == ("developer", "weather?")
     assert assistant["reasoning"] == "hm"
@@ -176,9 +162,9 @@ async def test_a_conversation_with_tools_reaches_the_template(lab):
 async def test_truncation_leaves_out_the_oldest(lab):
     lab.says("x")
     turns = [{"role": "user", "content": f"{at} " + "word " * 30} for at in range(12)]
-    refused = await ask(lab, input=turns)
+    refused = await lab.respond(input=turns)
     assert refused.json["error"]["code"] == "context_length_exceeded"
-    answer = await ask(lab, input=turns, truncation="auto", instructions="be brief")
+    answer = await lab.respond(input=turns, truncation="auto", instructions="be brief")
     assert answer.status == 200
     kept = lab.renderer.seen[-1]["messages"]
     assert kept[0]["content"] == "be brief"
@@ -199,14 +185,11 @@ async def test_truncation_leaves_out_the_oldest(lab):
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"background": True, "store": False}, "background"),
         ({"previous_response_id": "resp_no"}, "previous_response_id"),
-        (
-            {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": 1}}}},
-            "text.format.schema",
-        ),
+        ({"text": {"format": UNREADABLE}}, "text.format.schema"),
     ],
 )
 async def test_unsupported_response_fields_are_refused_by_name(lab, fields, param):
-    answer = await ask(lab, **fields)
+    answer = await lab.respond(**fields)
     assert answer.status in (400, 404)
     assert answer.json["error"]["param"] == param
     assert not lab.engine.requests
@@ -215,7 +198,7 @@ async def test_unsupported_response_fields_are_refused_by_name(lab, fields, para
 async def test_an_error_in_mid_stream_is_told_and_ends_it(lab):
     lab.says("one two three", [1, 1, 1])
     lab.engine.script = [*lab.engine.script[:2], EngineDead("gone")]
-    *_, error, failed = said(await ask(lab, stream=True))
+    *_, error, failed = said(await lab.respond(stream=True))
     assert (error["type"], error["code"]) == ("error", "engine_dead")
     assert failed["type"] == "response.failed"
     assert failed["response"]["error"]["code"] == "server_error"
@@ -224,13 +207,13 @@ async def test_an_error_in_mid_stream_is_told_and_ends_it(lab):
 
 async def test_an_error_before_the_first_token_keeps_its_status(lab):
     lab.engine.script = [EngineOverloaded("full")]
-    assert (await ask(lab)).status == 429
-    assert (await ask(lab, stream=True)).status == 429
+    assert (await lab.respond()).status == 429
+    assert (await lab.respond(stream=True)).status == 429
 
 
 async def test_a_background_response_runs_by_itself(lab):
     lab.says("one two", [1])
-    made = (await ask(lab, background=True)).json
+    made = (await lab.respond(background=True)).json
     assert made["status"] == "queued"
     await lab.runs.get(made["id"], "").task
     response = (await lab.get(f"{URL}/{made['id']}")).json
@@ -249,7 +232,7 @@ async def test_a_background_response_can_be_cancelled(lab):
         yield Pause(60)
 
     lab.engine.script = script
-    made = (await ask(lab, background=True)).json
+    made = (await lab.respond(background=True)).json
     await asyncio.wait_for(begun.wait(), 5)
     assert (await lab.get(f"{URL}/{made['id']}")).json["status"] == "in_progress"
     cancelled = await lab.post(f"{URL}/{made['id']}/cancel", {})
@@ -257,13 +240,13 @@ async def test_a_background_response_can_be_cancelled(lab):
     assert not lab.engine.running
     assert (await lab.get(f"{URL}/{made['id']}")).json["status"] == "cancelled"
     lab.says("yes")
-    other = (await ask(lab)).json
+    other = (await lab.respond()).json
     assert (await lab.post(f"{URL}/{other['id']}/cancel", {})).status == 400
 
 
 async def test_a_response_that_ran_when_the_gateway_stopped_has_failed(lab):
     lab.engine.script = [Pause(60)]
-    made = (await ask(lab, background=True)).json
+    made = (await lab.respond(background=True)).json
     await asyncio.sleep(0)
     run = lab.runs.get(made["id"], "")
     lab.runs.forget(made["id"])
@@ -293,10 +276,10 @@ def forgetful(lab):
 
 async def test_an_answer_that_cannot_be_stored_is_delivered_says_so_and_is_counted(forgetful):
     forgetful.says("yes")
-    whole = await ask(forgetful)
+    whole = await forgetful.respond()
     assert (whole.status, whole.json["store"]) == (200, False)
     assert whole.json["output"][0]["content"][0]["text"] == "yes"
-    events = said(await ask(forgetful, stream=True))
+    events = said(await forgetful.respond(stream=True))
     assert events[-1]["type"] == "response.completed"
     assert events[-1]["response"]["store"] is False
     assert len(forgetful.not_stored) == 2
@@ -305,12 +288,12 @@ async def test_an_answer_that_cannot_be_stored_is_delivered_says_so_and_is_count
 
 async def test_a_background_response_needs_a_store_to_begin_but_not_to_end(lab, forgetful):
     lab.says("one two", [1])
-    refused = await ask(lab, background=True)
+    refused = await lab.respond(background=True)
     assert (refused.status, refused.json["error"]["code"]) == (503, "store_failed")
     assert not lab.engine.requests
     failing = lab.gateway.store.put
     del lab.gateway.store.put, lab.gateway.store.settle
-    made = (await ask(lab, background=True)).json
+    made = (await lab.respond(background=True)).json
     lab.gateway.store.settle = failing
     await lab.runs.get(made["id"], "").task
     response = (await lab.get(f"{URL}/{made['id']}")).json
@@ -321,10 +304,10 @@ async def test_a_background_response_needs_a_store_to_begin_but_not_to_end(lab, 
 async def test_logprobs_are_those_of_the_text(lab):
     lab.says_with_logprobs("<think>\nhm\n</think>\n\nit is", size=1)
     fields = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
-    body = (await ask(lab, **fields)).json
+    body = (await lab.respond(**fields)).json
     found = body["output"][1]["content"][0]["logprobs"]
     assert "".join(entry["token"] for entry in found).strip().startswith("it is")
-    events = said(await ask(lab, **fields, stream=True))
+    events = said(await lab.respond(**fields, stream=True))
     assert events[-1]["response"]["output"][1]["content"][0]["logprobs"] == found
 
 

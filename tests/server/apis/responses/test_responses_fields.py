@@ -12,7 +12,7 @@ import pytest
 
 from eaglegate.server.access.notices import HEADER
 from eaglegate.server.apis.responses.request import ResponsesRequest
-from tests.server.apis.responses.test_responses import WEATHER, ask, plain, said
+from tests.server.apis.responses.test_responses import WEATHER, plain, said
 
 DOCS = (Path(__file__).parents[4] / "docs" / "api.md").read_text("utf-8")
 IGNORED = {
@@ -66,7 +66,7 @@ async def test_the_engine_gets_the_sampling_of_vllm(lab):
         "seed": 9,
         "vllm_xargs": {"num_speculative_tokens": 1},
     }
-    answer = await ask(lab, **fields)
+    answer = await lab.respond(**fields)
     assert answer.status == 200, answer.body
     assert HEADER not in answer.headers
     (request,) = lab.engine.requests
@@ -80,14 +80,14 @@ async def test_the_engine_gets_the_sampling_of_vllm(lab):
 
 async def test_a_stop_string_ends_the_answer(lab):
     lab.says("one two three", [1])
-    whole = (await ask(lab, stop="two")).json
+    whole = (await lab.respond(stop="two")).json
     assert whole["output"][0]["content"][0]["text"] == "one "
     assert whole["status"] == "completed"
-    kept = (await ask(lab, stop=["two"], include_stop_str_in_output=True)).json
+    kept = (await lab.respond(stop=["two"], include_stop_str_in_output=True)).json
     assert kept["output"][0]["content"][0]["text"] == "one two"
-    events = said(await ask(lab, stop="two", stream=True))
+    events = said(await lab.respond(stop="two", stream=True))
     assert plain(events[-1]["response"]) == plain(whole)
-    assert (await ask(lab, stop="")).json["error"]["param"] == "stop"
+    assert (await lab.respond(stop="")).json["error"]["param"] == "stop"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ async def test_a_stop_string_ends_the_answer(lab):
 )
 async def test_structured_outputs_constrain_the_content(lab, wanted, kind):
     lab.says("yes")
-    assert (await ask(lab, structured_outputs=wanted)).status == 200
+    assert (await lab.respond(structured_outputs=wanted)).status == 200
     (request,) = lab.engine.requests
     listed = orjson.loads(request.constraint.value)["format"]["elements"][-1]
     assert listed["type"] == {"choice": "or", "json_object": "json_schema"}.get(kind, kind)
@@ -110,20 +110,14 @@ async def test_structured_outputs_constrain_the_content(lab, wanted, kind):
 
 async def test_there_is_one_way_to_say_what_the_content_must_match(lab):
     text = {"format": {"type": "json_object"}}
-    answer = await ask(lab, structured_outputs={"regex": "a"}, text=text)
+    answer = await lab.respond(structured_outputs={"regex": "a"}, text=text)
     assert (answer.status, answer.json["error"]["param"]) == (400, "structured_outputs")
 
 
 async def test_special_tokens_can_be_kept(lab):
     lab.says("a<|im_start|>b", [1])
-    body = (await ask(lab, skip_special_tokens=False)).json
+    body = (await lab.respond(skip_special_tokens=False)).json
     assert "<|im_start|>" in body["output"][0]["content"][0]["text"]
-
-
-async def test_a_session_of_vllm_is_an_affinity(lab):
-    lab.says("yes")
-    await ask(lab, session_id="s1", prompt_cache_key="c1")
-    assert lab.engine.requests[0].affinity == "s1"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +131,7 @@ async def test_a_session_of_vllm_is_an_affinity(lab):
     ids=lambda fields: next(iter(fields)),
 )
 async def test_unsupported_fields_that_change_the_answer_are_refused_by_name(lab, fields):
-    answer = await ask(lab, **fields)
+    answer = await lab.respond(**fields)
     assert (answer.status, answer.json["error"]["param"]) == (400, next(iter(fields)))
     assert answer.json["error"]["code"] == "unsupported_parameter"
 
@@ -149,8 +143,9 @@ async def test_the_rest_is_left_out_aloud(lab):
         "context_management": [{"type": "compaction", "compact_threshold": 100}],
         "include": ["web_search_call.action.sources", "something.new"],
         "max_tool_calls": 3,
+        "client_metadata": {"session_id": "01a201c4", "x-codex-turn-metadata": "{}"},  # Codex
     }
-    answer = await ask(lab, **fields)
+    answer = await lab.respond(**fields)
     assert answer.status == 200
     assert set(answer.headers[HEADER].split(", ")) == {
         "context_management",
@@ -171,13 +166,13 @@ HOSTED = [
 
 async def test_hosted_tools_are_left_out_aloud(lab):
     lab.says("ok")
-    answer = await ask(lab, tools=[WEATHER, *HOSTED])
+    answer = await lab.respond(tools=[WEATHER, *HOSTED])
     assert answer.status == 200
     assert answer.headers[HEADER].split(", ") == [f"tools[{tool['type']}]" for tool in HOSTED]
     (offered,) = lab.renderer.seen[-1]["tools"]
     assert offered["function"]["name"] == "get_weather"
     assert answer.json["tools"] == [WEATHER]
-    alone = await ask(lab, tools=HOSTED, tool_choice="auto")
+    alone = await lab.respond(tools=HOSTED, tool_choice="auto")
     assert alone.status == 200
     assert not lab.renderer.seen[-1]["tools"]
 
@@ -199,7 +194,7 @@ async def test_hosted_tools_are_left_out_aloud(lab):
     ],
 )
 async def test_unless_the_choice_demands_one(lab, tools, choice):
-    answer = await ask(lab, tools=tools, tool_choice=choice)
+    answer = await lab.respond(tools=tools, tool_choice=choice)
     assert (answer.status, answer.json["error"]["param"]) == (400, "tool_choice")
     assert not lab.engine.requests
 
@@ -208,7 +203,7 @@ async def test_an_allowed_hosted_tool_beside_others_is_left_out(lab):
     lab.says("ok")
     allowed = [{"type": "function", "name": "get_weather"}, {"type": "web_search"}]
     choice = {"type": "allowed_tools", "mode": "auto", "tools": allowed}
-    answer = await ask(lab, tools=[WEATHER, *HOSTED], tool_choice=choice)
+    answer = await lab.respond(tools=[WEATHER, *HOSTED], tool_choice=choice)
     assert answer.status == 200
     assert "tool_choice.tools[web_search]" in answer.headers[HEADER]
 
@@ -217,7 +212,7 @@ async def test_an_allowed_hosted_tool_beside_others_is_left_out(lab):
     "choice", [{"type": "function"}, {"type": "allowed_tools", "tools": []}, {"type": "custom"}]
 )
 async def test_a_malformed_choice_is_refused(lab, choice):
-    answer = await ask(lab, tools=[WEATHER], tool_choice=choice)
+    answer = await lab.respond(tools=[WEATHER], tool_choice=choice)
     assert answer.status == 400
     assert answer.json["error"]["param"].startswith("tool_choice")
 
@@ -230,10 +225,10 @@ async def test_traces_of_hosted_tools_in_the_history_are_left_out_aloud(lab):
         {"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "a", "tools": []},
         {"role": "user", "content": "go on"},
     ]
-    answer = await ask(lab, input=items)
+    answer = await lab.respond(input=items)
     assert answer.status == 200
     assert answer.headers[HEADER] == "input[web_search_call], input[mcp_list_tools]"
     assert [m["content"] for m in lab.renderer.seen[-1]["messages"]] == ["hi", "go on"]
     result = {"type": "computer_call_output", "call_id": "c", "output": {}}
-    refused = await ask(lab, input=[*items, result])
+    refused = await lab.respond(input=[*items, result])
     assert (refused.status, refused.json["error"]["param"]) == (400, "input[4]")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -46,9 +47,13 @@ LATER = "Answer in French from now on."
 FIRST = "You are an agent."
 
 
+@cache
+def renderer_of(template: str) -> Any:
+    return TemplateRenderer(ModelFiles.find(str(DEMO), None, None), template)
+
+
 def lab_with(template: str) -> Lab:
-    renderer: Any = TemplateRenderer(ModelFiles.find(str(DEMO), None, None), template)
-    return Lab(renderer=renderer, max_model_len=2048)
+    return Lab(renderer=renderer_of(template), max_model_len=2048)
 
 
 async def ask(lab: Lab, api: str, messages: list[dict], **fields: Any) -> Any:

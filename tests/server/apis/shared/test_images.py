@@ -13,7 +13,6 @@ from PIL import Image as Pillow
 from eaglegate.engine.errors import EngineDead, EngineFailed, RequestRejected
 from eaglegate.engine.types import EngineRequest, StepSink
 from eaglegate.server.access.fair_order import Priority
-from eaglegate.server.access.keys import ApiKey, KeyRing, hash_key
 from eaglegate.server.access.quota import KeyQuota
 from eaglegate.server.errors import Unavailable
 from eaglegate.server.generation.images import DECODED_PIXELS
@@ -21,7 +20,7 @@ from eaglegate.text.media.fetch import CONNECTIONS
 from eaglegate.text.media.image import Image
 from eaglegate.text.media.reader import ImageReader
 from eaglegate.text.media.source import ImageCharge, ImageLimits, ImageSource
-from tests.server.conftest import Answer
+from tests.server.conftest import Answer, make_key, wait_until
 from tests.server.seeing_lab import (
     PartsRenderer,
     QuickReader,
@@ -297,18 +296,12 @@ async def test_images_are_decoded_in_the_order_of_admission():
     lab = SeeingLab(reader=TurnReader())
     lab.says("a cat")
     classes = {"a": Priority.NORMAL, "b": Priority.NORMAL, "high": Priority.HIGH}
-    lab.gateway.keys = KeyRing(
-        tuple(ApiKey(name, hash_key(name), priority) for name, priority in classes.items())
+    lab.admit(*(make_key(name, priority=priority) for name, priority in classes.items()))
+    sends = {"a": [8, 8, 8], "b": [9], "high": [10]}
+    chats = (
+        lab.chat(key=name, messages=[user(*map(image, widths))]) for name, widths in sends.items()
     )
-    sends = [("a", [8, 8, 8]), ("b", [9]), ("high", [10])]
-    await asyncio.gather(*(
-        lab.post(
-            "/v1/chat/completions",
-            {"messages": [user(*map(image, widths))]},
-            headers={"authorization": f"Bearer {name}"},
-        )
-        for name, widths in sends
-    ))  # fmt: skip
+    await asyncio.gather(*chats)
     assert lab.reader.order == [8, 10, 9, 8, 8]
 
 
@@ -356,8 +349,7 @@ async def test_an_engine_gets_one_large_image_at_a_time(lab):
     lab.gateway.budget.check_memory = sizes.append
     messages = [user({"type": "image_url", "image_url": to_url(make_bomb())})]
     answers = [asyncio.create_task(lab.chat(messages=messages)) for _ in range(2)]
-    while lab.gateway.require().admission.running < 2:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await wait_until(lambda: lab.gateway.require().admission.running == 2)
     for _ in range(100):
         await asyncio.sleep(0)
     assert len(begun) == 1
@@ -368,10 +360,8 @@ async def test_an_engine_gets_one_large_image_at_a_time(lab):
 
 async def test_a_key_pays_for_the_tokens_of_images(lab):
     quota = KeyQuota("a", tokens=100_000, clock=lambda: 0.0)
-    lab.gateway.keys = KeyRing((ApiKey("a", hash_key("a"), quota=quota),))
-    body = {"messages": [user(image(100))]}
-    headers = {"authorization": "Bearer a"}
-    usage = (await lab.post("/v1/chat/completions", body, headers=headers)).json["usage"]
+    lab.admit(make_key("a", quota=quota))
+    usage = (await lab.chat(key="a", messages=[user(image(100))])).json["usage"]
     assert usage["prompt_tokens"] > 100
     assert 100_000 - quota._tokens.level == usage["total_tokens"]
 
@@ -525,14 +515,6 @@ async def test_messages_with_too_many_images_are_dropped(lab):
     check_refusal(error, "input[5].content[3].image_url", "at most 3")
 
 
-async def test_a_background_response_has_images(lab):
-    first = (await respond(lab, user(input_image(10)), background=True)).json
-    await lab.runs.finish(5)
-    stored = (await lab.get(f"/v1/responses/{first['id']}")).json
-    assert stored["status"] == "completed"
-    assert lab.widths == [10]
-
-
 async def test_images_are_decoded_before_the_engine_sees_them():
     lab = SeeingLab(reader=ImageReader(ImageLimits(max_pixels=1000)))
     lab.says("a cat")
@@ -598,12 +580,10 @@ async def test_a_client_whose_hosts_are_silent_holds_up_no_other(fetching_lab):
         return data
 
     lab.fetcher.fetch = wait
-    lab.gateway.keys = KeyRing(tuple(ApiKey(name, hash_key(name)) for name in "ab"))
+    lab.admit("a", "b")
 
     async def send(key: str, name: str) -> int:
-        body = {"messages": [user(fetched_image(name))]}
-        headers = {"authorization": f"Bearer {key}"}
-        return (await lab.post("/v1/chat/completions", body, headers=headers)).status
+        return (await lab.chat(key=key, messages=[user(fetched_image(name))])).status
 
     waiting = [asyncio.create_task(send("a", "silent")) for _ in range(CONNECTIONS)]
     assert await send("b", "cat") == 200
@@ -613,23 +593,20 @@ async def test_a_client_whose_hosts_are_silent_holds_up_no_other(fetching_lab):
 
 
 async def test_images_are_remembered_for_their_key_alone(lab):
-    lab.gateway.keys = KeyRing(tuple(ApiKey(name, hash_key(name)) for name in "ab"))
-    body = {"messages": [user(image())]}
+    lab.admit("a", "b")
     for name in "ab":
-        headers = {"authorization": f"Bearer {name}"}
-        await lab.post("/v1/chat/completions", body, headers=headers)
+        await lab.chat(key=name, messages=[user(image())])
     assert lab.reader.owners == ["a", "b"]
 
 
 async def test_a_key_has_images_per_minute(lab):
     now = 0.0
     quota = KeyQuota("a", images=2, clock=lambda: now)
-    lab.gateway.keys = KeyRing((ApiKey("a", hash_key("a"), quota=quota),))
+    lab.admit(make_key("a", quota=quota))
 
     async def send(num_images: int) -> Answer:
-        body = {"messages": [user(*[image()] * num_images, text("a"))], "max_tokens": 9}
-        headers = {"authorization": "Bearer a"}
-        return await lab.post("/v1/chat/completions", body, headers=headers)
+        messages = [user(*[image()] * num_images, text("a"))]
+        return await lab.chat(key="a", messages=messages, max_tokens=9)
 
     assert (await send(2)).headers["x-ratelimit-remaining-images"] == "0"
     refusal = await send(1)
@@ -645,9 +622,8 @@ async def test_a_key_has_images_per_minute(lab):
 
 async def test_images_that_are_counted_are_paid_for(lab):
     quota = KeyQuota("a", images=1, clock=lambda: 0.0)
-    lab.gateway.keys = KeyRing((ApiKey("a", hash_key("a"), quota=quota),))
-    headers = {"authorization": "Bearer a"}
+    lab.admit(make_key("a", quota=quota))
     body = {"messages": [user(block())]}
     url = "/v1/messages/count_tokens"
-    assert (await lab.post(url, body, headers=headers)).status == 200
-    assert (await lab.post(url, body, headers=headers)).status == 429
+    statuses = [(await lab.post(url, body, key="a")).status for _ in range(2)]
+    assert statuses == [200, 429]

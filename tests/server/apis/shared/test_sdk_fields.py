@@ -1,8 +1,9 @@
-"""The table of decisions about the SDKs' fields says what the request models do."""
+"""Decisions about the SDKs' fields are what the request models do, and docs/api.md names them."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -22,6 +23,13 @@ MODELS = {
     "count_tokens": CountTokensRequest,
     "responses": ResponsesRequest,
 }
+TEXT = (ROOT / "docs" / "api.md").read_text("utf-8")
+WORDS = set(re.findall(r"[a-z_]+", TEXT))
+UNSAID = {
+    "model", "guided_decoding_backend", "guided_whitespace_pattern", "add_special_tokens",
+    "return_tokens_as_token_ids", "prompt_embeds", "prefill", "stream_options",
+}  # fmt: skip
+"""Fields that explain themselves, or that vLLM no longer has and whose refusal says enough."""
 
 
 @pytest.mark.parametrize("api", MODELS)
@@ -49,3 +57,15 @@ def test_a_new_field_or_type_is_noticed():
         "chat": {"fields": ["model", "mood"], "types": {"text": ["text", "colour"], "new": []}}
     }
     assert list_undecided(found) == ["chat: mood", "chat: text.colour", "chat: type new"]
+
+
+@pytest.mark.parametrize("model", MODELS.values())
+def test_every_field_is_documented(model):
+    fields = set(model.model_fields) | set(model.refused)
+    assert not fields - WORDS - UNSAID
+
+
+def test_every_endpoint_is_documented(lab):
+    for path in lab.app.openapi()["paths"]:
+        if path.startswith(("/v1/chat", "/v1/comp", "/v1/resp", "/v1/mess", "/tok", "/detok")):
+            assert re.sub(r"/\{.*", "", path) in TEXT

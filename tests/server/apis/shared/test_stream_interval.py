@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("vllm")
 
 from eaglegate.engine.scripted import ScriptedEngine, steps
-from eaglegate.engine.speculation.accounting import Account, intern_step
 from eaglegate.engine.types import EngineInfo, EngineRequest, Step, StepSink
 from eaglegate.engine.vllm_backend.step_queue import SinkFlusher, StepQueue
 from tests.server.conftest import EOS, Lab, on_a_port
@@ -81,58 +80,3 @@ def test_a_stream_and_its_fold_are_the_same_at_every_interval(interval_ms: float
 
 def test_an_interval_sends_fewer_chunks() -> None:
     assert len(serve(500.0, stream=True)) < len(serve(0.0, stream=True))
-
-
-class Sink:
-    def __init__(self) -> None:
-        self.steps: list[Step] = []
-
-    def is_open(self) -> bool:
-        return True
-
-    def push(self, step: Step) -> None:
-        self.steps.append(step)
-
-    async def drain(self) -> None: ...
-
-
-def make_step(size: int) -> Step:
-    return Step(tuple(range(size)), (intern_step(3, size - 1, size),))
-
-
-async def push_all(interval_s: float | None, bursts: tuple[tuple[int, ...], ...]) -> list[Step]:
-    """Steps of these sizes; the event loop runs between two bursts."""
-    queue, sink = StepQueue("r", 1, SinkFlusher(interval_s)), Sink()
-    reading = asyncio.create_task(queue.deliver(sink))
-    await asyncio.sleep(0)
-    for burst in bursts:
-        for size in burst:
-            queue.push(make_step(size))
-        for _ in range(3):
-            await asyncio.sleep(0)
-    if interval_s:
-        await asyncio.sleep(2 * interval_s)
-    reading.cancel()
-    return sink.steps
-
-
-BURSTS = ((1,), (2,), (3, 1, 4), (2,))
-
-
-@pytest.mark.parametrize(
-    ("interval_s", "sizes"),
-    [(0.0, [1, 2, 3, 1, 4, 2]), (None, [1, 2, 8, 2]), (0.5, [13])],
-    ids=["at once", "automatic", "500 ms"],
-)
-async def test_automatic_joins_only_what_waits_together(
-    interval_s: float | None, sizes: list[int]
-) -> None:
-    steps = await push_all(interval_s, BURSTS)
-    assert [len(step.token_ids) for step in steps] == sizes
-    account, singly = Account(), Account()
-    for step in steps:
-        account.add(step)
-    for step in await push_all(0.0, BURSTS):
-        singly.add(step)
-    assert account.decode_steps == singly.decode_steps
-    assert account.totals == singly.totals

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
 
 import pytest
 
@@ -31,14 +30,6 @@ NEVER = (
 def templated() -> Lab:
     lab = Lab(renderer=TemplateRenderer(ModelFiles.find(str(DEMO), None, None)))
     lab.says("yes")
-    return lab
-
-
-def trusting(lab: Lab) -> Lab:
-    pipeline = lab.gateway.pipeline
-    lab.gateway.open(
-        replace(pipeline, served_model=replace(pipeline.served_model, trusts_templates=True))
-    )
     return lab
 
 
@@ -72,7 +63,8 @@ async def test_variables_the_template_reads_reach_it(templated):
 async def test_a_trusted_template_is_rendered(templated, url):
     own = {"chat_template": "{{ 7 * 7 }}{{ mood }}", "mood": "gay"}
     body = {"model": "demo", **ENDPOINTS[url], "chat_template_kwargs": own}
-    assert (await trusting(templated).post(url, body)).status == 200
+    templated.change_model(trusts_templates=True)
+    assert (await templated.post(url, body)).status == 200
     assert await counted(templated, **own) == len(templated.renderer.encode("49gay", False))
 
 
@@ -88,7 +80,8 @@ async def test_a_trusted_template_is_rendered(templated, url):
 )
 async def test_a_template_without_end_is_ended(templated, template):
     body = {"model": "demo", "messages": SAY, "chat_template_kwargs": {"chat_template": template}}
-    answer = await trusting(templated).post("/tokenize", body)
+    templated.change_model(trusts_templates=True)
+    answer = await templated.post("/tokenize", body)
     assert answer.status == 400
     assert "refused the messages: " in answer.json["error"]["message"]
     assert await counted(templated) > 0
@@ -104,10 +97,3 @@ def test_every_argument_of_the_tokenizer_is_reserved():
 async def test_a_message_without_content_is_empty(templated, role):
     answer = await templated.chat(messages=[{"role": role, "content": None}, *SAY])
     assert answer.status == 200, answer.body
-
-
-@pytest.mark.parametrize("role", ["system", "developer", "user"])
-async def test_a_message_needs_content_in_roles_that_only_speak(templated, role):
-    answer = await templated.chat(messages=[{"role": role, "content": None}, *SAY])
-    assert answer.status == 400
-    assert answer.json["error"]["param"] == "messages[0].content"

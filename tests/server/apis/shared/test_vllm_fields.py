@@ -6,7 +6,6 @@ without an ordinary value here fails, and so does one that is answered other tha
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import Any
 
@@ -252,8 +251,7 @@ async def test_repetition_is_the_engine_s_to_find(lab):
 async def test_budgets_of_reasoning_by_other_names(lab, fields, budget):
     lab.says("x")
     for known in (True, None):
-        served = dataclasses.replace(lab.gateway.pipeline.served_model, thinking_budget=known)
-        lab.gateway.pipeline = dataclasses.replace(lab.gateway.pipeline, served_model=served)
+        lab.change_model(thinking_budget=known)
         assert (await lab.chat(**fields)).status == 200
         expected = budget if known else fields.get("thinking_token_budget")
         assert lab.engine.requests[-1].sampling.thinking_token_budget == expected
@@ -262,7 +260,6 @@ async def test_budgets_of_reasoning_by_other_names(lab, fields, budget):
 async def test_a_template_of_the_request_s_own_needs_trust(lab):
     lab.says("x")
     assert (await lab.chat(chat_template="{{ messages }}")).status == 400
-    served = dataclasses.replace(lab.gateway.pipeline.served_model, trusts_templates=True)
-    lab.gateway.pipeline = dataclasses.replace(lab.gateway.pipeline, served_model=served)
+    lab.change_model(trusts_templates=True)
     assert (await lab.chat(chat_template="{{ messages }}")).status == 200
     assert lab.renderer.seen[-1]["chat_template"] == "{{ messages }}"
