@@ -360,7 +360,7 @@ def make_scope(
 async def wait_until(reached: Callable[[], object]) -> None:
     async with asyncio.timeout(20):
         while not reached():  # noqa: ASYNC110
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
 
 
 def send_once(body: bytes) -> Callable[[], Awaitable[dict[str, Any]]]:

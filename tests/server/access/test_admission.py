@@ -286,39 +286,6 @@ def test_idle_time_does_not_make_the_gateway_look_slow(idle_s):
     assert (rate.per_s is None) == (idle_s > 60 - 7)
 
 
-def test_requests_per_minute_fill_again():
-    clock = Clock()
-    quota = KeyQuota("a", requests=6, clock=clock)
-    for _ in range(6):
-        quota.take()
-    with pytest.raises(TooManyRequests, match="6 requests per minute") as refused:
-        quota.take()
-    assert refused.value.retry_after_s == pytest.approx(10)
-    clock.now += 10
-    quota.take()
-
-
-def test_less_than_a_second_to_wait_is_refused_too():
-    quota = KeyQuota("a", requests=120, clock=Clock())
-    for _ in range(120):
-        quota.take()
-    with pytest.raises(TooManyRequests) as refused:
-        quota.take()
-    assert refused.value.retry_after_s == pytest.approx(0.5)
-
-
-def test_tokens_are_paid_late_and_block_until_they_are_paid():
-    clock = Clock()
-    quota = KeyQuota("a", tokens=600, clock=clock)
-    quota.take()
-    quota.pay(900)
-    with pytest.raises(TooManyRequests, match="600 tokens per minute") as refused:
-        quota.take()
-    assert refused.value.retry_after_s == pytest.approx(30.1)
-    clock.now += 30.2
-    quota.take()
-
-
 async def test_a_request_refused_for_its_tokens_takes_no_place_in_the_queue():
     admission = Admission(AdmissionLimits(running=1, queued=2, queued_tokens=15))
     clients = []

@@ -20,6 +20,7 @@ from eaglegate.server.access.memory import (
     find_sources,
 )
 from eaglegate.text.events import FinishReason
+from tests.server.conftest import wait_until
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -51,8 +52,7 @@ async def test_new_work_is_refused_over_the_bound_and_taken_again_below_it(lab, 
     word = Step(tuple(lab.renderer.encode("word", False)))
     lab.engine.script = [word, Pause(0.2), Step(word.token_ids, finish=FinishReason.STOP)]
     running = asyncio.create_task(lab.chat(stream=True))
-    while not lab.gateway.in_flight:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await wait_until(lambda: lab.gateway.in_flight)
     fill(lab, tank, 8.9)
     assert (await lab.get("/ready")).status == 200
     fill(lab, tank, 9.1)
@@ -169,7 +169,6 @@ async def test_the_watch_looks_by_itself(monkeypatch):
     monkeypatch.setattr(memory, "release_free_memory", lambda: relieved.append(1))
     watch = MemoryMonitor([Tank(9.5)])
     watching = asyncio.create_task(watch.run())
-    while not relieved:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await wait_until(lambda: relieved)
     assert watch.shedding
     watching.cancel()

@@ -15,7 +15,7 @@ from eaglegate.server.access.caller import Requester
 from eaglegate.server.access.fair_order import Priority
 from eaglegate.server.access.prompt_turns import PromptTurn, PromptTurns
 from tests.server.access.test_admission import settle
-from tests.server.conftest import Answer, Lab, make_key
+from tests.server.conftest import Answer, Lab, make_key, wait_until
 
 STEP, PROMPT = 2048, 1500
 BOUND = 2 * STEP + PROMPT
@@ -86,8 +86,7 @@ class Room:
 
     async def wait_until_admitted(self, sequences: int) -> None:
         """Large bodies are parsed and tokenized in threads."""
-        while self.lab.gateway.require().admission.running < sequences:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await wait_until(lambda: self.lab.gateway.require().admission.running >= sequences)
         await settle()
 
     async def count_ahead(self, task: asyncio.Task[Answer]) -> int:

@@ -12,7 +12,7 @@ from eaglegate.engine.types import Step
 from eaglegate.features.pacing.cadence import Cadence
 from eaglegate.server.cli.listener import Drain
 from eaglegate.server.http.response import StreamTiming
-from tests.server.conftest import Lab
+from tests.server.conftest import Lab, wait_until
 
 
 @pytest.fixture
@@ -55,8 +55,7 @@ async def test_running_requests_finish_during_a_drain(lab):
     lab.says("one two three", [1, 1])
     lab.engine.script = [lab.engine.script[0], Pause(0.05), *lab.engine.script[1:]]
     running = asyncio.create_task(lab.chat(stream=True))
-    while not lab.engine.running:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await wait_until(lambda: lab.engine.running)
     leaving = asyncio.create_task(
         Drain(lab.gateway, lab.gateway.pipeline.admission, 60, None).run()
     )
@@ -98,8 +97,7 @@ async def test_those_in_the_queue_are_told_too(slow):
     running = asyncio.create_task(slow.chat(stream=True))
     await slow.began.wait()
     waiting = asyncio.create_task(slow.chat(stream=True))
-    while slow.gateway.pipeline.admission.queued < 1:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await wait_until(lambda: slow.gateway.pipeline.admission.queued >= 1)
     assert await drain(slow, 0.2).run() == 2
     assert (await waiting).status == 503
     await running
@@ -111,8 +109,7 @@ async def test_a_paced_stream_is_sent_to_its_end(grace_s, is_whole):
     lab = Lab(timing=StreamTiming(pacing=Cadence(40)))
     lab.says("one two three four", [1, 4])
     running = asyncio.create_task(lab.chat(stream=True))
-    while not lab.gateway.in_flight:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await wait_until(lambda: lab.gateway.in_flight)
     assert await drain(lab, grace_s).run() == 0
     assert not lab.gateway.in_flight
     answer = await running

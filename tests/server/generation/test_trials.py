@@ -13,7 +13,7 @@ from eaglegate.server.access.admission import AdmissionLimits
 from eaglegate.server.access.caller import Requester
 from eaglegate.server.errors import InvalidRequest, TooManyRequests
 from eaglegate.server.generation.trials import ConstraintTrials
-from tests.server.conftest import DEMO
+from tests.server.conftest import DEMO, wait_until
 
 ANN, BOB = Requester("ann"), Requester("bob")
 
@@ -209,13 +209,11 @@ async def test_trials_hold_no_place_in_the_engine(probed):
         asyncio.ensure_future(probed.chat(key="flood", response_format=schema(at)))
         for at in range(280)
     ]
-    while admission.queued < 60:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await wait_until(lambda: admission.queued >= 60)
     assert admission.running == 0
     async with asyncio.timeout(30):
         assert (await probed.chat(key="victim")).status == 200
-        while sum(task.done() for task in flood) < 280 - 65:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await wait_until(lambda: sum(task.done() for task in flood) >= 280 - 65)
     probe.finish(1000)
     statuses = [(await task).status for task in flood]
     assert set(statuses) == {200, 429}

@@ -169,16 +169,14 @@ async def test_slow_readers_on_the_wire_keep_little_in_memory(lab, url):
         reader.sendall(f"GET {READ[0]} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
         slow.append(reader)
     async with asyncio.timeout(20):
-        while lab.gateway.budget.stored.total < 24 * MB:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await wait_until(lambda: lab.gateway.budget.stored.total >= 24 * MB)
         await asyncio.sleep(0.2)
         assert lab.gateway.budget.stored.total > 24 * MB, "neither was taken for served"
         async with httpx.AsyncClient(base_url=url) as client:
             assert (await client.get(READ[0])).status_code == 429
             for reader in slow:
                 reader.close()
-            while lab.gateway.budget.stored.total:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await wait_until(lambda: not lab.gateway.budget.stored.total)
             assert len((await client.get(READ[0], timeout=30)).content) > 12 * MB
 
 

@@ -16,7 +16,7 @@ from eaglegate.server.access.admission import AdmissionLimits
 from eaglegate.server.http.response import StreamTiming
 from eaglegate.text.events import FinishReason
 from tests.server.apis.chat.test_chat import WEATHER
-from tests.server.conftest import make_scope, read_head_only, send_once
+from tests.server.conftest import make_scope, read_head_only, send_once, wait_until
 from tests.streams import fold_chat
 
 
@@ -154,8 +154,7 @@ async def test_a_client_that_leaves_while_a_late_stream_opens_leaves_no_timer(la
         leave.set()
         await answer
         open_now.set()
-        while not sent:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await wait_until(lambda: sent)
         await asyncio.sleep(0)
     far = [timer for timer in timers if timer.when() > loop.time() + 60 and not timer.cancelled()]
     assert not far

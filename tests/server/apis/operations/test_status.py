@@ -42,12 +42,5 @@ async def test_not_ready_before_the_engine_is(lab):
     assert (await lab.get("/v1/models")).status == 200
 
 
-async def test_errors_of_the_router_have_the_shape_of_the_api(lab):
-    assert (await lab.get("/v1/nothing")).json["error"]["code"] == "not_found"
-    wrong = await lab.get("/v1/chat/completions")
-    assert wrong.status == 405
-    assert wrong.json["error"]["code"] == "method_not_allowed"
-
-
 async def test_version_is_that_of_the_package(lab):
     assert (await lab.get("/version")).json == {"version": __version__}

@@ -25,7 +25,7 @@ from eaglegate.server.errors import StoreFailed
 from eaglegate.server.http.response import SSE_KEEP_ALIVE, ReplayedResponse, StreamTiming
 from eaglegate.text.events import FinishReason
 from tests.server.apis.responses.test_responses import URL, said
-from tests.server.conftest import Lab, call, make_key, read_head_only
+from tests.server.conftest import Lab, call, make_key, read_head_only, wait_until
 
 pytestmark = pytest.mark.thorough
 
@@ -65,8 +65,7 @@ async def test_a_silent_background_stream_is_kept_alive():
 
     async def frames():
         yield b"first"
-        while SSE_KEEP_ALIVE not in sent:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+        await wait_until(lambda: SSE_KEEP_ALIVE in sent)
 
     async with asyncio.timeout(10):
         await replay(frames(), send, StreamTiming(keep_alive_s=0.02))
@@ -406,8 +405,7 @@ async def test_an_unexpected_fault_says_nothing_of_its_inside(lab, monkeypatch, 
     at = f"{URL}/{made['id']}"
     async with asyncio.timeout(10):
         answer = await lab.get(f"{at}?stream=true")
-        while lab.engine.running:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await wait_until(lambda: not lab.engine.running)
     last = said(answer)[-1]
     assert last["type"] == "response.failed"
     assert "The gateway failed" in last["response"]["error"]["message"]
