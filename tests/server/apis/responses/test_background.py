@@ -17,6 +17,7 @@ from eaglegate.engine.types import Step
 from eaglegate.server.access.admission import AdmissionLimits
 from eaglegate.server.access.quota import KeyQuota
 from eaglegate.server.apis.responses.background import (
+    BackgroundRun,
     BackgroundRuns,
     FrameLog,
     ResponseSnapshot,
@@ -420,6 +421,44 @@ async def test_an_engine_s_fault_is_told_in_its_own_words(lab, caplog):
     events = said(await lab.get(f"{URL}/{made['id']}?stream=true"))
     assert "no room left" in orjson.dumps(events[-1]).decode()
     assert "background response failed" not in caplog.text
+
+
+async def test_a_second_cancel_leaves_the_engine_time_to_end_the_first(lab):
+    endless(lab)
+    made = await begin(lab)
+    run = lab.runs.get(made["id"], "")
+    entered, ended = asyncio.Event(), False
+    real = run._work
+
+    async def slow():
+        nonlocal ended
+        try:
+            entered.set()
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.05)
+            ended = True
+
+    run._work = asyncio.create_task(slow())
+    await entered.wait()
+    first = asyncio.ensure_future(run.cancel())
+    await asyncio.sleep(0)
+    second = asyncio.ensure_future(run.cancel())
+    await asyncio.sleep(0.2)
+    assert ended
+    real.cancel()
+    await asyncio.gather(first, second)
+
+
+async def test_a_waiting_response_can_be_cancelled():
+    class Stream:
+        log = FrameLog()
+
+    run = BackgroundRun("r", "", Stream(), None)
+    await run.cancel()
+    runs = BackgroundRuns()
+    runs.add(run)
+    await runs.finish(1)
 
 
 async def test_a_gateway_that_ends_waits_for_those_that_run_but_not_for_ever(lab):
