@@ -74,7 +74,7 @@ mutants: install-dev  ## mutation testing of the modules that guard isolation, b
 	@$(BIN)/python -m tests.mutation $(ARGS)
 
 methods: install-dev  ## every drafting method on real engines; docs/methods.md
-	@$(BIN)/python -m tests.engine.vllm_backend.methods_page $(ARGS)
+	@$(BIN)/python -m pytest tests/engine/vllm_backend/test_methods.py tests/engine/vllm_backend/test_methods_page.py $(ARGS)
 
 clients: install-dev  ## real clients at pinned versions against a scripted worker; docs/clients.md
 	@$(BIN)/python -m tests.clients.run $(ARGS)

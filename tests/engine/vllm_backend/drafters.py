@@ -21,6 +21,7 @@ from eaglegate.engine.vllm_backend.arguments import DEMO
 from tests.engine.speculation.draft_folder import read_folder
 from tests.engine.speculation.draft_kinds import eagle1
 
+PAGE = Path(__file__).parents[3] / "docs" / "methods.md"
 PACKAGES = Path(__file__).parents[3] / ".drafters"
 """Folder where ``make install-dev`` puts the packages of lookup methods."""
 TARGET, EAGLE3, EAGLE31 = DEMO / "target", DEMO / "eagle3", DEMO / "eagle3_1"
