@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 SINGLE = [ROOT / "deploy/kubernetes/overlays/single-gpu"]
 ROUTE = {

@@ -127,6 +127,7 @@ async def test_a_suspected_prefix_that_was_forgotten_is_examined_among_all() -> 
     assert not doctor._suspected
 
 
+@pytest.mark.thorough
 async def test_clean_traffic_of_any_mix_has_no_fault() -> None:
     """20,000 answers, whose mix of prefixes and hard prompts changes all the time."""
     clinic, doctor = make()
@@ -197,6 +198,7 @@ def test_the_chance_of_a_difference_is_counted_over_all_signs() -> None:
     assert measure_chance([3, 2, -1]) == 2 / 8
 
 
+@pytest.mark.thorough
 def test_runs_that_differ_by_chance_alone_seldom_look_like_a_fall() -> None:
     """Though each text is a new look: 2 % of 2,000 examinations."""
     draws, falls = random.Random(7), 0

@@ -408,6 +408,7 @@ async def test_a_replay_that_is_not_read_is_cut_off():
 # The official clients.
 
 
+@pytest.mark.thorough
 def test_openai_s_client_reads_paced_streams(paced, url_of):
     says_slowly(paced)
     client = OpenAI(base_url=f"{url_of(paced)}/v1", api_key="none", max_retries=0)
@@ -420,6 +421,7 @@ def test_openai_s_client_reads_paced_streams(paced, url_of):
         assert stream.get_final_response().output_text == TEXT
 
 
+@pytest.mark.thorough
 def test_anthropic_s_client_reads_paced_streams(paced, url_of):
     says_slowly(paced)
     client = Anthropic(base_url=url_of(paced), api_key="none", max_retries=0)
