@@ -1,4 +1,4 @@
-"""``eaglegate capture``: statistics, export and import, deletion."""
+"""``eaglegate capture``: statistics, export and import, deletion; audits beside their records."""
 
 from __future__ import annotations
 
@@ -13,12 +13,28 @@ import pytest
 from cryptography.fernet import Fernet
 
 from eaglegate.features.capture import command
+from eaglegate.features.capture.audits import (
+    CapturedAudit,
+    format_audit,
+    parse_audit,
+    read_audits,
+)
 from eaglegate.features.capture.command import main
 from eaglegate.features.capture.files import CaptureFolder
 from eaglegate.features.capture.limits import CaptureLimits
 from eaglegate.lab.measure import drafts_command, replay_command
-from eaglegate.observability.captures.files import make_cipher, read_records, write_records
-from eaglegate.observability.captures.record import format_record, parse_record
+from eaglegate.observability.captures.files import (
+    make_cipher,
+    read_records,
+    write_lines,
+    write_records,
+)
+from eaglegate.observability.captures.record import (
+    CaptureError,
+    DamagedRecord,
+    format_record,
+    parse_record,
+)
 from tests.observability.captures.test_record import RECORD
 
 SECOND = replace(RECORD, id="req-2", key="others", session="s2", session_id="s2", arrived=1.7e9)
@@ -79,28 +95,6 @@ def test_a_file_that_exists_is_not_overwritten(
     assert f"{out} exists; name another --out" in capsys.readouterr().err
     assert main(["import", str(folder), "--out", str(out)]) == 1
     assert out.read_text() == "mine"
-
-
-@pytest.mark.parametrize("encrypted", [False, True])
-def test_the_requests_of_a_key_are_deleted(tmp_path: Path, encrypted: bool) -> None:
-    key = Fernet.generate_key().decode()
-    cipher = make_cipher([key] if encrypted else [])
-    named = tmp_path / "key"
-    named.write_text(key)
-    folder = tmp_path / "c"
-    folder.mkdir()
-    write_records(folder / "a.jsonl", [RECORD, SECOND], cipher)
-    write_records(folder / "b.jsonl", [RECORD], cipher)
-    options = ["--key-file", str(named)] if encrypted else []
-    assert main(["delete", str(folder), "--key", "agents", *options]) == 0
-    assert list(read_records(folder, cipher)) == [SECOND]
-    assert [path.name for path in folder.iterdir()] == ["a.jsonl"]
-    assert (folder / "a.jsonl").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_session_is_deleted(folder: Path) -> None:
-    assert main(["delete", str(folder), "--session", "s1"]) == 0
-    assert list(read_records(folder)) == [SECOND]
 
 
 def read_bytes(folder: Path) -> dict[str, bytes]:
@@ -175,12 +169,6 @@ def test_a_file_that_becomes_unreadable_meanwhile_is_left_alone(
     assert after.keys() == before.keys() and after["b.jsonl"] == before["b.jsonl"]
 
 
-def test_everything_is_deleted_with_the_salt(folder: Path) -> None:
-    (folder / "salt").write_bytes(b"x" * 32)
-    assert main(["delete", str(folder), "--all"]) == 0
-    assert list(folder.iterdir()) == []
-
-
 def test_deletion_under_a_writer_leaves_a_file_it_can_go_on_with(tmp_path: Path) -> None:
     writer = CaptureFolder(tmp_path, CaptureLimits())
     writer.append(format_record(RECORD) + b"\n")
@@ -214,3 +202,87 @@ def test_the_key_file_may_stand_in_the_environment(
     monkeypatch.setenv("EAGLEGATE_CAPTURE_KEY_FILE", "/keys")
     assert make_parser().parse_args(arguments).key_file == Path("/keys")
     assert make_parser().parse_args([*arguments, "--key-file", "/mine"]).key_file == Path("/mine")
+
+
+AUDIT = CapturedAudit(
+    id=RECORD.id,
+    session=RECORD.session,
+    choice=0,
+    outcome="violated",
+    choosing="greedy",
+    detail="token 1 is wrong",
+    depth=3,
+    draft="abc",
+    tokens=9,
+    at=1.7e9,
+    key=RECORD.key,
+)
+OTHER = CapturedAudit(
+    SECOND.id, SECOND.session, 1, "lossless", "seeded", "", 3, "abc", 4, 1.7e9, SECOND.key
+)
+
+
+def make_folder(path: Path, key: str | None = None) -> Path:
+    cipher = make_cipher([key] if key else [])
+    path.mkdir()
+    write_records(path / "capture-a.jsonl", [RECORD, SECOND], cipher)
+    write_records(path / "capture-b.jsonl", [RECORD], cipher)
+    write_lines(path / "audits-a.jsonl", map(format_audit, [AUDIT, OTHER]), cipher, False)
+    return path
+
+
+def test_a_line_comes_back_and_a_damaged_one_is_named() -> None:
+    assert parse_audit(format_audit(OTHER)) == OTHER
+    for line in (b"{", b"[]", b'{"id": "a"}'):
+        with pytest.raises(DamagedRecord):
+            parse_audit(line)
+    with pytest.raises(CaptureError, match="update eaglegate"):
+        parse_audit(json.dumps({"version": 99}).encode())
+
+
+def test_audits_are_no_records_and_are_shown_with_theirs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_folder(tmp_path / "c")
+    assert list(read_records(folder)) == [RECORD, SECOND, RECORD]
+    assert list(read_audits(folder)) == [AUDIT, OTHER]
+    assert main(["show", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    shown = [line.rpartition("audit: ")[2] for line in lines]
+    assert shown == ["violated", "lossless", "violated"]
+    assert all(" workload " in line and " session " in line and " key " in line for line in lines)
+
+
+@pytest.mark.parametrize("key", [None, Fernet.generate_key().decode()], ids=["plain", "encrypted"])
+def test_requests_are_deleted_with_their_audits(tmp_path: Path, key: str | None) -> None:
+    folder, named = make_folder(tmp_path / "c", key), tmp_path / "key"
+    named.write_text(key or "")
+    options = ["--key-file", str(named)] if key else []
+    cipher = make_cipher([key] if key else [])
+    assert main(["delete", str(folder), "--session", RECORD.session, *options]) == 0
+    assert list(read_records(folder, cipher)) == [SECOND]
+    assert list(read_audits(folder, cipher)) == [OTHER]
+    assert {path.name for path in folder.iterdir()} == {"capture-a.jsonl", "audits-a.jsonl"}
+    assert (folder / "capture-a.jsonl").stat().st_mode & 0o777 == 0o600
+    assert main(["delete", str(folder), "--key", str(SECOND.key), *options]) == 0
+    assert not list(folder.iterdir())
+
+
+def test_nothing_is_deleted_while_an_audit_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_folder(tmp_path / "c")
+    with (folder / "audits-a.jsonl").open("ab") as file:
+        file.write(b"{damaged\n")
+    assert main(["delete", str(folder), "--session", RECORD.session]) == 1
+    assert "audits-a.jsonl:3" in capsys.readouterr().err
+    assert list(read_records(folder)) == [RECORD, SECOND, RECORD]
+    assert main(["delete", str(folder), "--session", RECORD.session, "--unreadable"]) == 0
+    assert list(read_audits(folder)) == [OTHER]
+
+
+def test_all_files_go_together_with_the_salt(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "c")
+    (folder / "salt").write_bytes(b"x" * 32)
+    assert main(["delete", str(folder), "--all"]) == 0
+    assert not list(folder.iterdir())

@@ -44,7 +44,9 @@ def list_loaded(*flags: str) -> set[str]:
     argv = [sys.executable, "-c", CODE, str(DEMO / "target"), str(DEMO / "eagle3_1"), *flags]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return {name.removeprefix("eaglegate.") for name in done.stdout.split() if "eagle" in name}
+    names = set(done.stdout.split())
+    assert not names & {"torch", "vllm", "transformers"}
+    return {name.removeprefix("eaglegate.") for name in names if "eagle" in name}
 
 
 def test_a_gateway_loads_nothing_that_is_off() -> None:
