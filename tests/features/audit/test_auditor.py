@@ -483,14 +483,9 @@ async def test_lossy_engines_are_not_audited(caplog: pytest.LogCaptureFixture) -
 
 async def test_evidence_is_private_and_can_be_replayed(tmp_path: Path) -> None:
     lab = Lab(write=EvidenceFolder(tmp_path / "evidence", "demo"))
-    lab.engine.scores = [BAD]
     sampling = Sampling(8, temperature=0.0, logit_bias={3: 1.0}, allowed_token_ids=(7, 8, 9))
-    await audit(lab, sampling=sampling)
-    (file,) = (tmp_path / "evidence").iterdir()
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
-    assert lab.holds.holds["chat"].evidence == str(file)
-    content = json.loads(file.read_text())
+    content = await write_evidence(lab, tmp_path / "evidence", sampling=sampling)
+    assert stat.S_IMODE((tmp_path / "evidence").stat().st_mode) == 0o700
     request, answer, depth = unpack(content)
     assert (request.prompt, request.sampling, answer, depth) == ((1, 2), sampling, (7, 8, 9), 3)
     lab.engine.scores = [BAD, BAD, CLEAN]
@@ -502,12 +497,21 @@ async def test_evidence_is_private_and_can_be_replayed(tmp_path: Path) -> None:
     assert [one.depth for one in lab.engine.requests[-2:]] == [3, 0]
 
 
+async def write_evidence(lab: Lab, folder: Path, **more: Any) -> dict[str, Any]:
+    """The file of the violation of one answer."""
+    lab.engine.scores = [BAD]
+    await audit(lab, **more)
+    (file,) = folder.iterdir()  # noqa: ASYNC240
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert lab.holds.holds["chat"].evidence == str(file)
+    content: dict[str, Any] = json.loads(file.read_text())
+    return content
+
+
 async def test_evidence_of_an_answer_to_images_cannot_be_replayed(tmp_path: Path) -> None:
     lab = Lab(write=EvidenceFolder(tmp_path, "demo"))
-    lab.engine.scores = [BAD]
-    await audit(lab, images=(Image(b"pixels", "png", 28, 28, "digest"),))
-    (file,) = tmp_path.iterdir()  # noqa: ASYNC240
-    content = json.loads(file.read_text())
+    image = Image(b"pixels", "png", 28, 28, "digest")
+    content = await write_evidence(lab, tmp_path, images=(image,))
     assert content["images"] == ["digest"]
     with pytest.raises(ValueError, match="The prompt has images"):
         unpack(content)
@@ -530,10 +534,7 @@ async def test_a_folder_holds_100_files_of_evidence(
 async def test_evidence_has_no_tokens_of_clients_that_are_not_captured(tmp_path: Path) -> None:
     lab = Lab(write=EvidenceFolder(tmp_path, "demo"))
     lab.audited = AuditedEngine(lab.engine, lab.auditor, lambda: False)
-    lab.engine.scores = [BAD]
-    await audit(lab)
-    (file,) = tmp_path.iterdir()  # noqa: ASYNC240
-    content = json.loads(file.read_text())
+    content = await write_evidence(lab, tmp_path)
     assert (content["prompt"], content["answer"]) == (None, None)
     with pytest.raises(ValueError, match="has no tokens"):
         unpack(content)

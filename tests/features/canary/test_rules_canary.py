@@ -205,20 +205,6 @@ async def test_an_engine_that_was_lost_under_the_control_does_not_count(machine:
     assert found.verdict is CanaryVerdict.PROMOTE
 
 
-@HOW
-async def test_rules_that_slow_everything_down_go_in_seconds(
-    machine: Machine, share: float | None
-) -> None:
-    machine.slow_at = 1
-    canary = machine.make_canary(SpeculationRules(depth=1), share, slot_s=10.0)
-    canary._draws = SimpleNamespace(shuffle=lambda _: None)  # type: ignore[assignment]
-    await canary.start()
-    found = await canary.run()
-    assert (found.verdict, found.blocks) == (CanaryVerdict.ROLL_BACK, 0)
-    assert "times as long" in found.reason
-    assert canary.measure_cost()["served_s"] <= 10
-
-
 async def test_rules_that_an_operator_changes_end_it(machine: Machine) -> None:
     def interrupt() -> None:
         if machine.requests == 30:

@@ -219,10 +219,11 @@ def judge(blocks: Sequence[SlotPair]) -> CanaryFindings:
     return test.judge()
 
 
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_few_blocks_say_nothing(count: int) -> None:
-    interval = find_interval(make_blocks([0.1] * count), 0.05)
-    assert (interval.low, interval.high) == (-math.inf, math.inf)
+@pytest.mark.parametrize("values", [[], [0.25], [0.25, 0.25]])
+def test_few_blocks_are_shown_without_an_interval(values: list[float]) -> None:
+    mean = 0.25 if values else 0.0
+    expected = Interval(mean, -math.inf, math.inf, len(values))
+    assert find_interval(make_blocks(values), 0.05) == expected
 
 
 def test_equal_blocks_do_not_decide_at_once() -> None:
@@ -400,8 +401,3 @@ def test_values_of_nothing_have_no_logarithm_and_an_arm_without_values_no_differ
     assert SlotPair({"tpot": {"a": [1.0]}}, {}).compare(guardrail) is None
     sliced = SlotPair({"tpot:chat": {"a": [1.0]}}, {"tpot:chat": {"b": [1.0]}})
     assert sliced.compare(guardrail) is None
-
-
-def test_one_block_is_shown_without_an_interval() -> None:
-    assert find_interval(make_blocks([0.25]), 0.1) == Interval(0.25, -math.inf, math.inf, 1)
-    assert find_interval([], 0.1) == Interval(0.0, -math.inf, math.inf, 0)

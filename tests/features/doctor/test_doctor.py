@@ -66,15 +66,16 @@ async def test_bad_blocks_are_found() -> None:
     assert found.fall > 0.2
 
 
-async def test_bad_weights_are_found() -> None:
+@pytest.mark.parametrize(("known", "weights"), [(0.0, 0.7), (0.97, 0.95)])
+async def test_bad_weights_are_found(known: float, weights: float) -> None:
+    """Also a small fall of a draft that nearly always accepts: from 0.97 to 0.92 by position."""
     clinic, doctor = make()
+    clinic.known = known
     await warm(clinic, doctor)
-    clinic.weights = 0.7
+    clinic.weights = weights
     await serve_until_found(clinic, doctor)
-    assert (clinic.diagnoses[-1].cause, clinic.diagnoses[-1].outcome) == (
-        Cause.WEIGHTS,
-        "not treated",
-    )
+    found = clinic.diagnoses[-1]
+    assert (found.cause, found.outcome) == (Cause.WEIGHTS, "not treated")
 
 
 async def test_traffic_is_named() -> None:
@@ -244,16 +245,6 @@ def test_a_fall_is_one_of_the_acceptance_length(rates: list[float]) -> None:
 
 def test_half_is_looked_for_where_few_drafts_are_accepted() -> None:
     assert find_scale([0.05, 0.05], FALL) == 0.5
-
-
-async def test_a_small_fall_of_a_draft_that_nearly_always_accepts_is_found() -> None:
-    """From 0.97 to 0.92 by position."""
-    clinic, doctor = make()
-    clinic.known = 0.97
-    await warm(clinic, doctor)
-    clinic.weights = 0.95
-    await serve_until_found(clinic, doctor)
-    assert clinic.diagnoses[-1].cause is Cause.WEIGHTS
 
 
 async def test_an_answer_that_began_before_another_draft_tells_nothing() -> None:

@@ -88,6 +88,11 @@ class Traffic:
         self.ring.complete(exchange)
         return name
 
+    async def get(self, *paths: str) -> list[httpx.Response]:
+        transport = httpx.ASGITransport(make_app(self.telemetry, self.ring))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            return [await client.get(f"/debug/requests{path}") for path in paths]
+
     def explain(self, name: str, planner: dict[str, Any] | None = None) -> dict[str, Any]:
         (entry,) = self.ring.find(name)
         return explain.explain(entry, planner or {})
@@ -312,12 +317,7 @@ async def test_another_client_s_request_id_explains_no_request_of_mine(traffic: 
         exchange.ended, exchange.refused = 1.25, "spoofed"
         traffic.ring.complete(exchange)
     assert traffic.explain(name)["outcome"] == "completed"
-    app = make_app(traffic.telemetry, traffic.ring)
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://gateway"
-    ) as client:
-        by_id = (await client.get(f"/debug/requests/{name}")).json()
-        by_http = (await client.get("/debug/requests/http-1")).json()
+    by_id, by_http = [answer.json() for answer in await traffic.get(f"/{name}", "/http-1")]
     assert by_id["same_request_id"] == []
     assert by_http["code"] == "spoofed"
     assert [row["id"] for row in by_http["same_request_id"]] == [name]
@@ -328,14 +328,8 @@ async def test_another_client_s_request_id_explains_no_request_of_mine(traffic: 
 
 async def test_the_endpoints_list_and_explain(traffic: Traffic) -> None:
     name = traffic.answer(STEPS)
-    app = make_app(traffic.telemetry, traffic.ring)
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://gateway"
-    ) as client:
-        listed = (await client.get("/debug/requests")).json()
-        by_id = (await client.get(f"/debug/requests/{name}")).json()
-        by_http = (await client.get("/debug/requests/http-1")).json()
-        unknown = await client.get("/debug/requests/nobody")
+    *answers, unknown = await traffic.get("", f"/{name}", "/http-1", "/nobody")
+    listed, by_id, by_http = [answer.json() for answer in answers]
     assert [row["id"] for row in listed["recent"]] == [name]
     assert by_id == by_http and by_id["id"] == name
     assert unknown.status_code == 404

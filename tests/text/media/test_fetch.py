@@ -296,23 +296,18 @@ async def test_a_slow_answer_is_refused(site, fetcher, monkeypatch) -> None:
     assert "more than 0.2 s" in await refuse(fetcher)
 
 
-async def test_a_slow_resolver_is_given_up(site, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    "seconds, reason", [(60, "more than 0.1 s"), (0, "the connection to its host failed")]
+)
+async def test_a_name_that_does_not_resolve_in_time(site, monkeypatch, seconds, reason) -> None:
     async def resolve(host: str, port: int) -> list[str]:
-        await asyncio.sleep(60)
-        return []
-
-    monkeypatch.setattr(fetch, "FETCH_S", 0.1)
-    fetcher = ImageFetcher(HOSTS, resolve, Network(site), NO_CERTIFICATES)
-    assert "more than 0.1 s" in await refuse(fetcher)
-    await fetcher.aclose()
-
-
-async def test_a_name_that_does_not_resolve(site) -> None:
-    async def resolve(host: str, port: int) -> list[str]:
+        await asyncio.sleep(seconds)
         raise OSError("Name or service not known")
 
+    if seconds:
+        monkeypatch.setattr(fetch, "FETCH_S", 0.1)
     fetcher = ImageFetcher(HOSTS, resolve, Network(site), NO_CERTIFICATES)
-    assert "the connection to its host failed" in await refuse(fetcher)
+    assert reason in await refuse(fetcher)
     await fetcher.aclose()
 
 
