@@ -113,19 +113,10 @@ def test_inspect(desk, model, path):
         lambda seen: call("submit", answer=seen.last),
     ]
     keys = dict.fromkeys(("LOCAL_API_KEY", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"), "none")
-    options = (
-        "--no-log-realtime",
-        "--display",
-        "none",
-        "--log-format",
-        "json",
-        "--max-tokens",
-        "400",
-    )
     ran = desk.run(
         "inspect", "inspect", "eval", "task.py", "--model", model, "--max-tokens", "400",
-        "--model-base-url", desk.url + path, "--log-dir", str(desk.folder / "logs"), *options,
-        env=keys,
+        "--model-base-url", desk.url + path, "--log-dir", str(desk.folder / "logs"),
+        "--no-log-realtime", "--display", "none", "--log-format", "json", env=keys,
     )  # fmt: skip
     assert ran.code == 0, ran
     logs = [json.loads(path.read_text()) for path in (desk.folder / "logs").glob("*.json")]

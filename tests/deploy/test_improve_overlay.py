@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import kubernetes_validate
 import pytest
-import yaml
 
 from eaglegate.features.canary.routes import CanaryModel
 from eaglegate.lab.improve.config import read_config
 from tests.deploy.overlays import (
-    VERSIONS,
     container,
     gateway,
     needs_kustomize,
@@ -82,10 +79,3 @@ def test_one_pod_serves_and_one_tunes():
     assert job["jobTemplate"]["spec"]["template"]["spec"]["restartPolicy"] == "Never"
     assert only("improve", "Deployment")["spec"]["replicas"] == 1
     assert not any(item["kind"] == "ScaledObject" for item in rendered("improve"))
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_its_own_objects_fit_the_schemas(version):
-    for kind in ("CronJob", "ConfigMap"):
-        kubernetes_validate.validate(only("improve", kind), version, strict=True)
-    assert yaml.safe_load(only("improve", "ConfigMap")["data"]["improve.yaml"])
