@@ -72,13 +72,13 @@ def group_by_length(documents: np.ndarray, lengths: np.ndarray, tokens: int) -> 
 
 
 def batches(
-    corpus: Corpus, tokens: int, seed: int, rank: int = 0, ranks: int = 1, skip: int = 0
+    corpus: Corpus, tokens: int, seed: int, skip: int = 0
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield batches endlessly for one rank; `skip` batches were used before a restart."""
+    """Yield batches endlessly; `skip` batches were used before a restart."""
 
     def indices() -> Iterator[np.ndarray]:
         for number in count():
             yield from epoch(corpus, tokens, seed * 1000 + number)
 
-    for documents in islice(indices(), skip * ranks + rank, None, ranks):
+    for documents in islice(indices(), skip, None):
         yield corpus.batch(documents)

@@ -19,10 +19,9 @@ class Muon:
         self.buffers = [torch.zeros_like(parameter) for parameter in self.parameters]
 
     @torch.no_grad()
-    def step(self, lr: float, weight_decay: float, indices: Sequence[int] | None = None) -> None:
-        """Step all parameters, or those with the given `indices`."""
+    def step(self, lr: float, weight_decay: float) -> None:
         groups: dict[tuple[int, ...], list[int]] = {}
-        for i in range(len(self.parameters)) if indices is None else indices:
+        for i in range(len(self.parameters)):
             groups.setdefault(tuple(self.parameters[i].shape), []).append(i)
         for shape, members in groups.items():
             update = orthogonalise(torch.stack([self.averaged(i) for i in members]))

@@ -1,7 +1,4 @@
-"""Training of the demo target. On two cores:
-
-python -m torch.distributed.run --nproc-per-node 2 -m eaglegate.lab.training.train_target \\
-        --folder DIR
+"""Training of the demo target: ``python -m eaglegate.lab.training.train_target --folder DIR``.
 
 After an interruption, it continues from its last checkpoint. Progress is counted in steps, so the
 result does not depend on the speed of the machine. ``--export OUT`` trains nothing and writes the
@@ -30,7 +27,6 @@ from eaglegate.lab.training.induction import wire
 from eaglegate.lab.training.llama import Llama, LlamaShape, Rope
 from eaglegate.lab.training.muon import Muon
 from eaglegate.lab.training.progress import Clock, Running
-from eaglegate.lab.training.ranks import Ranks
 
 CHECKPOINT = "target-state.pt"
 SETS = ("short", "long", "dense", "last", "close", "far")
@@ -40,7 +36,7 @@ SETS = ("short", "long", "dense", "last", "close", "far")
 class Recipe:
     steps: int = 3200
     batch_tokens: int = 2560
-    """Padded tokens per step and rank."""
+    """Padded tokens of a batch."""
     warmup: int = 30
     decay_from: float = 0.5
     final: float = 0.01
@@ -65,9 +61,8 @@ class Recipe:
     close_scale: float = 0.3
     close_far_share: float = 0.35
     seed: int = 1
-    ranks: int = 2
-    """Batches of a step. The number is fixed, so that one fast device sees the same as two cores.
-    """
+    step_batches: int = 2
+    """Batches of a step."""
 
     @property
     def end(self) -> int:
@@ -107,9 +102,9 @@ class Recipe:
 class Training:
     """Model with its two optimisers and its progress."""
 
-    def __init__(self, recipe: Recipe, shape: LlamaShape, ranks: Ranks, device: str) -> None:
+    def __init__(self, recipe: Recipe, shape: LlamaShape, device: str) -> None:
         torch.manual_seed(recipe.seed)
-        self.recipe, self.ranks, self.device = recipe, ranks, device
+        self.recipe, self.device = recipe, device
         model = Llama(shape)
         wire(model)
         self.model = model.to(device)
@@ -142,13 +137,10 @@ class Training:
         return torch.stack([loss.detach()[answers].sum(), answers.sum().float()]).cpu()
 
     def update(self) -> None:
-        """Take one optimiser step. Every rank steps its share of the matrices."""
+        """Take one optimiser step."""
         scale = self.recipe.scale(self.step)
         nn.utils.clip_grad_norm_(self.other_parameters, 1.0)
-        indices = self.ranks.list_indices(len(self.matrices))
-        self.muon.step(self.recipe.matrix_lr * scale, self.recipe.matrix_decay, indices)
-        with torch.no_grad():
-            self.ranks.share_([matrix.data for matrix in self.matrices])
+        self.muon.step(self.recipe.matrix_lr * scale, self.recipe.matrix_decay)
         for group in self.adam.param_groups:
             group["lr"] = self.recipe.other_lr * scale
         self.adam.step()
@@ -156,19 +148,17 @@ class Training:
         self.step += 1
 
     def save(self, path: Path, fields: dict[str, Any]) -> None:
-        self.ranks.share_(self.muon.buffers)
-        if self.ranks.is_first:
-            state = {
-                "model": self.model.state_dict(),
-                "muon": self.muon.buffers,
-                "adam": self.adam.state_dict(),
-                "step": self.step,
-                "recipe": asdict(self.recipe),
-                "shape": asdict(self.model.shape),
-                **fields,
-            }
-            torch.save(state, path.with_suffix(".new"))
-            path.with_suffix(".new").replace(path)
+        state = {
+            "model": self.model.state_dict(),
+            "muon": self.muon.buffers,
+            "adam": self.adam.state_dict(),
+            "step": self.step,
+            "recipe": asdict(self.recipe),
+            "shape": asdict(self.model.shape),
+            **fields,
+        }
+        torch.save(state, path.with_suffix(".new"))
+        path.with_suffix(".new").replace(path)
 
     def load(self, path: Path) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(path, weights_only=False, map_location=self.device)
@@ -182,22 +172,19 @@ class Training:
 class Data:
     """Streams of batches, resumed at the recipe's step."""
 
-    def __init__(self, folder: Path, recipe: Recipe, ranks: Ranks, step: int) -> None:
+    def __init__(self, folder: Path, recipe: Recipe, step: int) -> None:
         self.recipe = recipe
-        self.per_rank = recipe.ranks // ranks.count
         num_used = Counter(recipe.kind(i) for i in range(step))
         self.streams: dict[str, Iterator[tuple[Tensor, Tensor]]] = {}
         for number, name in enumerate(SETS):
             corpus = Corpus.load(folder / f"{name}.npz")
-            skip = num_used[name] * self.per_rank
+            skip = num_used[name] * recipe.step_batches
             seed = recipe.seed * 10 + number
-            self.streams[name] = batches(
-                corpus, recipe.batch_tokens, seed, ranks.rank, ranks.count, skip
-            )
+            self.streams[name] = batches(corpus, recipe.batch_tokens, seed, skip)
 
     def draw_batches(self, step: int) -> list[tuple[Tensor, Tensor]]:
         stream = self.streams[self.recipe.kind(step)]
-        return [next(stream) for _ in range(self.per_rank)]
+        return [next(stream) for _ in range(self.recipe.step_batches)]
 
 
 class Report:
@@ -227,39 +214,32 @@ def run(
     stop_at: int | None = None,
 ) -> Training:
     """Train from the last checkpoint in `folder` to the end of the recipe, or to `stop_at`."""
-    ranks = Ranks.join()
-    training = Training(recipe, shape, ranks, device)
+    training = Training(recipe, shape, device)
     path = folder / CHECKPOINT
     state = training.load(path) if path.exists() else {}
     report = Report(recipe, state.get("means"), state.get("tokens", 0))
-    data = Data(folder / "data", recipe, ranks, training.step)
+    data = Data(folder / "data", recipe, training.step)
     clock = Clock(recipe.end, training.step)
     end = stop_at or recipe.end
     save_time = time.monotonic()
     while training.step < end:
         step = training.step
         report.add(step, *take_step(training, data.draw_batches(step)))
-        if ranks.is_first and (training.step % 25 == 0 or training.step in (5, recipe.end)):
+        if training.step % 25 == 0 or training.step in (5, recipe.end):
             print(f"{clock.describe(training.step)}: {report.line(training.step)}", flush=True)
-        is_due = torch.tensor(
-            [float(ranks.is_first and time.monotonic() - save_time > save_every_s)]
-        )
-        ranks.sum_([is_due])
+        is_due = time.monotonic() - save_time > save_every_s
         if is_due or training.step == end:
             training.save(path, {"means": report.means, "tokens": report.tokens})
             save_time = time.monotonic()
-    ranks.leave()
     return training
 
 
 def take_step(training: Training, part: list[tuple[Tensor, Tensor]]) -> tuple[float, float, float]:
-    """Step on the batches of all ranks. Return summed answer loss, answer tokens, padded tokens."""
+    """Step on all batches. Return summed answer loss, answer tokens, padded tokens."""
     sums = torch.zeros(3)
     for ids, weights in part:
         sums[:2] += training.backward(ids, weights)
         sums[2] += ids.numel()
-    gradients = [p.grad for p in training.model.parameters() if p.grad is not None]
-    training.ranks.sum_([*gradients, sums])
     training.update()
     loss, answers, tokens = sums.tolist()
     return loss, answers, tokens

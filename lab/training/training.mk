@@ -1,12 +1,11 @@
 # The demo checkpoint, from seeds alone. Included by the Makefile at the root.
 #
-# On two free cores: data 3 min, target about 105 min, answers 4 min, drafts about 24 min. Killed,
-# `make demo-model` goes on from the last state. On a GPU: RANKS=1 DRAFT_THREADS=.
+# On two free cores: data 3 min, target about two hours, answers 4 min, drafts about 24 min. Killed,
+# `make demo-model` goes on from the last state. On a GPU: DRAFT_THREADS=.
 
 # Needs the `train` extra: .venv/bin/pip install -e ".[cpu,train]"
 TRAIN_PYTHON ?= $(or $(wildcard .venv/bin/python),python3)
 DEMO_RUN ?= build/demo
-RANKS ?= 2
 STEPS_TARGET ?= 3200
 STEPS_LAST ?= 4200
 STEPS_CLOSE ?= 1400
@@ -26,8 +25,8 @@ $(DEMO_RUN)/data/validation.npz:
 	$(TRAIN_PYTHON) -m eaglegate.lab.training.corpus --out $(DEMO_RUN)/data
 
 $(DEMO_RUN)/target/model.safetensors: $(DEMO_RUN)/data/validation.npz
-	$(ALLOCATOR) OMP_NUM_THREADS=1 $(TRAIN_PYTHON) -m torch.distributed.run --nproc-per-node $(RANKS) \
-	    -m eaglegate.lab.training.train_target --folder $(DEMO_RUN) --steps $(STEPS_TARGET) \
+	$(ALLOCATOR) $(TRAIN_PYTHON) -m eaglegate.lab.training.train_target \
+	    --folder $(DEMO_RUN) --steps $(STEPS_TARGET) \
 	    --last-steps $(STEPS_LAST) --close-steps $(STEPS_CLOSE)
 	$(TRAIN_PYTHON) -m eaglegate.lab.training.train_target --folder $(DEMO_RUN) --export $(DEMO_RUN)/target
 
