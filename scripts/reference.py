@@ -27,7 +27,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 MADE = "<!-- made by python -m scripts.reference: change the code instead -->\n"
 COMMANDS = (
     "explain", "audit show", "audit replay", "audit release",
-    "parse", "draft", "canary", "bench", "replay", "capture",
+    "top", "parse", "draft", "canary", "bench", "replay", "capture",
     "drafts compare", "drafts log", "improve",
 )  # fmt: skip
 WIDTH = "98"

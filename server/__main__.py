@@ -29,6 +29,7 @@ COMMANDS = (
     ("serve [MODEL]", "serve MODEL, or the built-in demo, on an OpenAI-compatible API"),
     ("check [MODEL]", "show what serve would run with these options, and what would stop it"),
     ("parse", "read model output on stdin, print what the parsers make of it"),
+    ("top", "show the live numbers of a running gateway in the terminal"),
     ("key NAME", "create an API key and its entry for --api-key-file"),
     ("version", "print the version"),
 )
@@ -93,6 +94,8 @@ def _run(command: str, arguments: list[str]) -> int:
             return int(_lab("improve.command").main(arguments))
         case "drafts":
             return int(_lab("measure.drafts_command").main(arguments))
+        case "top":
+            return int(import_module("eaglegate.server.cli.top.command").main(arguments))
         case "key":
             return _key(arguments)
         case "version" | "--version":

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from eaglegate.server.cli.top.command import make_parser
+
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "known-issues.md").read_text("utf-8")
 LOCAL = "http://127.0.0.1:8000"
@@ -28,6 +30,7 @@ def test_the_commands_that_run_alone_exist():
     names = {tuple(shlex.split(line)[:3]) for text in ALONE for line in text.splitlines()[:1]}
     assert ("python", "-m", "tests.faults.kills") in names
     assert (ROOT / "tests/e2e/test_cache_isolation.py").exists()
+    assert make_parser().parse_args(["--once"]).once
     help_ = subprocess.run(
         [sys.executable, "-m", "tests.faults.kills", "--help"],
         capture_output=True, text=True, cwd=ROOT, check=True,

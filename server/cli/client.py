@@ -61,15 +61,15 @@ def send(
     data = None if body is None else json.dumps(body).encode()
     try:
         request = Request(url, data, headers, method=method)
-        return dict(json.loads(_fetch(request)))
+        return dict(json.loads(fetch(request)))
     except ValueError as error:
         raise CallFailed(f"{url} does not answer: {error}") from None
 
 
-def _fetch(request: Request) -> bytes:
+def fetch(request: Request, timeout_s: float = TIMEOUT_S) -> bytes:
     """Return the body of the answer. Raises CallFailed."""
     try:
-        with urlopen(request, timeout=TIMEOUT_S) as response:
+        with urlopen(request, timeout=timeout_s) as response:
             return bytes(response.read())
     except HTTPError as error:
         raise CallFailed(_read_message(error), error.code) from None

@@ -27,6 +27,11 @@ def make_harmless(text: str) -> str:
     return HARMFUL.sub(_spell, text.replace("\r", ""))
 
 
+def make_line_harmless(text: str) -> str:
+    """Escape text that must stay on one line, including its tabs and line feeds."""
+    return make_harmless(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def _spell(match: re.Match[str]) -> str:
     code = ord(match[0])
     if code < 0x100:

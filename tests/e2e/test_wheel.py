@@ -103,6 +103,8 @@ def test_the_wheel_serves_and_its_commands_reach_the_gateway(installed, url, tmp
     body = {"model": "demo", "messages": [{"role": "user", "content": "Count"}], "max_tokens": 12}
     answer = httpx.post(f"{url}/v1/chat/completions", json=body).json()["choices"][0]["message"]
     assert "five" in answer["content"] or "red" in answer["content"]
+    numbers = run(command, "top", url, "--once", cwd=tmp_path)
+    assert "acceptance length" in numbers and "requests, newest first" in numbers
     assert "eaglegate explain" in run(command, "explain", "--help", cwd=tmp_path)
     page = httpx.get(url)
     assert page.status_code == 200 and "<title>" in page.text

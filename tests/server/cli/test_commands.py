@@ -18,6 +18,7 @@ from eaglegate.server.__main__ import main
 
 ABBREVIATED = (
     "explain --ur http://h",
+    "top --onc",
     "audit show --ur http://h",
     "audit release --draft",
     "draft show --ur http://h",
@@ -85,6 +86,8 @@ def test_the_usage_lists_installed_commands(monkeypatch, capsys):
     "line",
     [
         "explain --url {}",
+        "top --once --url {}",
+        "top --once {}",
         "audit show --url {}",
         "draft show --url {}",
         "canary --url {}",

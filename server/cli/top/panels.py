@@ -1,0 +1,371 @@
+"""Texts of ``eaglegate top``: figures, states and tables, independent of the terminal.
+
+Definitions are in docs/metrics.md. A dash means that there is no data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from eaglegate.server.cli.harmless import make_line_harmless
+from eaglegate.server.cli.top.reading import GatewayReading
+
+Row = Mapping[str, Any]
+NONE = "–"
+MAX_ROWS = 10
+"""Rows shown of each table."""
+LISTS = {
+    "slowest": "slowest",
+    "recent": "newest",
+    "worst_accepted": "worst accepted",
+    "failed": "failed",
+}
+"""Lists in ``GET /debug/requests`` and their titles."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A large number with its name and a note."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class State:
+    """One line about a component of the gateway."""
+
+    name: str
+    text: str
+    is_bad: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under columns."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def format_number(value: float | None, digits: int = 2) -> str:
+    return NONE if value is None else f"{value:.{digits}f}"
+
+
+def format_share(value: float | None) -> str:
+    return NONE if value is None else f"{100 * value:.{1 if value < 0.1 else 0}f} %"
+
+
+def format_time(seconds: float | None) -> str:
+    if seconds is None:
+        return NONE
+    if seconds >= 10:
+        return f"{seconds:.1f} s"
+    return f"{1000 * seconds:.{2 if seconds < 0.01 else 1 if seconds < 0.1 else 0}f} ms"
+
+
+def format_count(value: float) -> str:
+    if value >= 1e6:
+        return f"{value / 1e6:.1f}M"
+    return f"{value / 1e3:.1f}k" if value >= 1e4 else f"{value:.0f}"
+
+
+def format_drift(ratio: float | None) -> str:
+    """Format acceptance against its baseline."""
+    return NONE if ratio is None else f"{round(100 * (ratio - 1)):+d} %"
+
+
+def list_figures(reading: GatewayReading) -> list[Figure]:
+    """Return the main numbers: speed, acceptance, fallback, TPOT, TTFT, gain."""
+    report = reading.speculation
+    all_ = report["all"]
+    length = all_["acceptance_length"]
+    speed = report["tokens_per_s"]
+    planner = report["planner"]
+    gain = planner and planner["gain"]
+    return [
+        Figure(
+            "throughput",
+            f"{speed:.{1 if speed < 10 else 0}f} tok/s",
+            f"{report['running']} running",
+        ),
+        Figure(
+            "acceptance length",
+            format_number(length),
+            _describe_drift(length, format_drift(all_["against_baseline"])),
+        ),
+        Figure("fallback ratio", format_share(all_["fallback_ratio"]), "of decode steps"),
+        Figure(
+            "time per token",
+            format_time(all_["tpot_s"]),
+            f"{1 / all_['tpot_s']:.0f} tok/s a reader" if all_["tpot_s"] else "",
+        ),
+        Figure(
+            "time to first token",
+            format_time(all_["ttft_s"]),
+            f"{format_count(all_['requests'])} requests, {all_['failed'] or 'none'} failed",
+        ),
+        Figure(
+            "gain over no draft",
+            NONE if gain is None else f"{gain:.2f}x",
+            "no planner runs"
+            if gain is None
+            else f"estimated, last draft {planner['steps_since_draft']} steps ago",
+        ),
+    ]
+
+
+def _describe_drift(length: float | None, drift: str) -> str:
+    if length is None:
+        return "no draft verified"
+    return "no baseline yet" if drift == NONE else f"{drift} vs baseline"
+
+
+def describe_engines(reading: GatewayReading) -> str:
+    """Describe the served models and their engines."""
+    rows = {
+        f"{engine['model']}: {engine['summary']}"
+        for engine in reading.speculation["engines"].values()
+    }
+    return make_line_harmless("; ".join(sorted(rows)))
+
+
+def list_states(reading: GatewayReading, baseline: GatewayReading | None = None) -> list[State]:
+    """Return one line per component. Changes are relative to ``baseline``, an older reading."""
+    report, metrics = reading.speculation, reading.metrics
+    states = [
+        State("admission", *_describe_admission(reading, baseline)),
+        State("planner", _describe_planner(report["planner"], baseline)),
+        State("positions", _describe_positions(report["all"])),
+        State("fallback", _describe_fallback(report["all"])),
+        State("engines", *_describe_lives(reading)),
+        State("drafts", _describe_drafts(reading)),
+        State("canary", *_describe_canary(report.get("canary"))),
+        *(State("worker", *_describe_worker(worker)) for worker in report["workers"]),
+    ]
+    if num_bytes := metrics.total("memory_bytes"):
+        states.append(State("memory", *_describe_memory(reading, num_bytes)))
+    states += [State("problem", text, True) for text in report["problems"]]
+    return [State(s.name, make_line_harmless(s.text), s.is_bad) for s in states if s.text]
+
+
+def _describe_admission(
+    reading: GatewayReading, baseline: GatewayReading | None
+) -> tuple[str, bool]:
+    metrics = reading.metrics
+
+    def bound(name: str, series: str) -> str:
+        limit = metrics.total("admission_limit", bound=name)
+        suffix = "" if limit is None else f" of {format_count(limit)}"
+        return f"{format_count(metrics.total(series) or 0)}{suffix}"
+
+    words = [
+        f"{bound('running', 'engine_sequences')} sequences in the engine",
+        f"{bound('queued', 'queue_requests')} requests queued",
+        f"{bound('queued_tokens', 'queue_tokens')} prompt tokens queued",
+    ]
+    num_refused = metrics.total("requests_refused_total") or 0.0
+    increase = num_refused - (
+        (baseline and baseline.metrics.total("requests_refused_total")) or 0.0
+    )
+    if num_refused:
+        codes = ", ".join(
+            f"{code} {format_count(count)}"
+            for code, count in metrics.by("requests_refused_total", "code").items()
+        )
+        words.append(f"refused {format_count(num_refused)} ({codes})")
+    return "; ".join(words), bool(baseline) and increase > 0
+
+
+def _describe_planner(planner: Row | None, baseline: GatewayReading | None) -> str:
+    if not planner:
+        return "no depth planner runs; every request has the engine's depth"
+    old_planner = baseline and baseline.speculation["planner"]
+    steps, period = planner["steps_by_depth"], "since the start"
+    if old_planner:
+        differences = [
+            now - previous
+            for now, previous in zip(steps, old_planner["steps_by_depth"], strict=False)
+        ]
+        if sum(differences) > 0:
+            steps, period = differences, "in the last seconds"
+    total = sum(steps) or 1
+    depths = "  ".join(f"{depth}: {format_share(n / total)}" for depth, n in enumerate(steps) if n)
+    frozen = planner["frozen"]
+    mode = "choosing" if frozen is None else f"held at depth {frozen}"
+    reasons = ", ".join(
+        f"{reason} {format_count(n)}" for reason, n in planner["steps_by_reason"].items() if n
+    )
+    return f"{mode}; steps by depth {period}  {depths or NONE}; reasons {reasons or NONE}"
+
+
+def _describe_positions(all_: Row) -> str:
+    rates = all_["conditional_acceptance"]
+    text = "  ".join(f"{position}: {rate:.2f}" for position, rate in enumerate(rates, 1))
+    slope = all_["conditional_slope"]
+    drift = "" if slope is None else f"; slope {slope:+.3f} per position"
+    return f"acceptance given the position before  {text}{drift}" if rates else ""
+
+
+def _describe_fallback(all_: Row) -> str:
+    reasons = {name: share for name, share in all_["fallback_by_reason"].items() if share}
+    text = ", ".join(f"{name} {format_share(share)}" for name, share in reasons.items())
+    return f"{text} of decode steps" if text else ""
+
+
+def _describe_lives(reading: GatewayReading) -> tuple[str, bool]:
+    metrics = reading.metrics
+    words, is_bad = [], False
+    for name in reading.speculation["engines"]:
+        is_up = metrics.total("engine_up", engine=name)
+        starts = metrics.total("engine_starts_total", engine=name) or 0
+        if is_up is None:
+            continue
+        start_s = metrics.total("engine_start_seconds", engine=name)
+        words.append(
+            f"{name} {'up' if is_up else 'DOWN'}, {starts:.0f} start{'s' * (starts != 1)}, "
+            f"the last took {format_time(start_s)}"
+        )
+        is_bad = is_bad or not is_up
+    for cause, count in metrics.by("engine_losses_total", "cause").items():
+        words.append(f"lost by {cause} {count:.0f} times")
+        is_bad = True
+    for outcome, count in metrics.by("interrupted_requests_total", "outcome").items():
+        words.append(f"requests {outcome} {format_count(count)}")
+    return "; ".join(words), is_bad
+
+
+def _describe_drafts(reading: GatewayReading) -> str:
+    if not (draft := reading.speculation["draft"]):
+        return ""
+    swaps = reading.metrics.total("draft_swaps_total")
+    tokens = reading.metrics.by("draft_decode_tokens_total", "draft")
+    words = [f"{draft} serves", f"{swaps:.0f} exchanges" if swaps else ""]
+    words += [f"{name} made {format_count(n)} tokens" for name, n in tokens.items()]
+    return "; ".join(word for word in words if word)
+
+
+def _describe_canary(canary: Row | None) -> tuple[str, bool]:
+    if not canary:
+        return "", False
+    state = "running" if canary["running"] else canary["verdict"] or "stopped"
+    words = [f"{canary['kind']} {canary['candidate']} against {canary['control']}: {state}"]
+    words.append(f"{canary['blocks']} of {canary['max_blocks']} blocks")
+    words += [evidence["text"] for evidence in canary["evidence"]]
+    return "; ".join(words), state in ("roll back", "failed")
+
+
+def _describe_worker(worker: Row) -> tuple[str, bool]:
+    length = worker["acceptance_length"]
+    words = [
+        f"{worker['name']} {worker['state']}",
+        worker["reason"],
+        f"{worker['running']} running, {format_count(sum(worker['requests'].values()))} served",
+        f"{worker['retried'] + worker['continued']} moved away",
+        "" if length is None else f"acceptance {length:.2f}",
+    ]
+    return "; ".join(word for word in words if word), worker["state"] != "serving"
+
+
+def _describe_memory(reading: GatewayReading, num_bytes: float) -> tuple[str, bool]:
+    limit = reading.metrics.total("memory_limit_bytes")
+    shedding = bool(reading.metrics.total("memory_shedding"))
+    suffix = f" of {limit / 2**30:.1f}" if limit else ""
+    refusing = "; refusing new work" if shedding else ""
+    return f"{num_bytes / 2**30:.1f}{suffix} GiB{refusing}", shedding
+
+
+def _read_drift(row: Row) -> str:
+    return format_drift(row["against_baseline"])
+
+
+SLICE_COLUMNS: Mapping[str, Callable[[Row], str]] = {
+    "requests": lambda row: format_count(row["requests"]),
+    "tokens": lambda row: format_count(row["tokens"]),
+    "acceptance": lambda row: format_number(row["acceptance_length"]),
+    "drift": _read_drift,
+    "fallback": lambda row: format_share(row["fallback_ratio"]),
+    "TPOT": lambda row: format_time(row["tpot_s"]),
+    "TTFT": lambda row: format_time(row["ttft_s"]),
+    "failed": lambda row: format_count(row["failed"]),
+}
+
+
+def list_kinds(reading: GatewayReading) -> list[str]:
+    """Return the kinds of slices: workload first, then in the gateway's order."""
+    return sorted(reading.speculation["slices"], key=lambda kind: kind != "workload")
+
+
+def list_slices(reading: GatewayReading, kind: str) -> Table:
+    """Return the slices of one kind that had traffic, the largest first."""
+    slices = reading.speculation["slices"].get(kind, {})
+    rows = [(name, row) for name, row in slices.items() if row["requests"] or row["tokens"]]
+    rows.sort(key=lambda item: -item[1]["tokens"])
+    return _make_table(
+        f"slices by {kind}, last {reading.speculation['window_s'] / 60:.0f} minutes",
+        [kind, *SLICE_COLUMNS],
+        [[name or NONE, *(read(row) for read in SLICE_COLUMNS.values())] for name, row in rows],
+    )
+
+
+REQUEST_COLUMNS: Mapping[str, Callable[[Row], str]] = {
+    "time": lambda row: f"{datetime.fromisoformat(row['at']).astimezone():%H:%M:%S}",
+    "wall": lambda row: format_time(row["wall_ms"] / 1000),
+    "TTFT": lambda row: format_time(None if row.get("ttft_ms") is None else row["ttft_ms"] / 1000),
+    "tokens": lambda row: (
+        NONE
+        if row.get("completion_tokens") is None
+        else f"{row['prompt_tokens']} + {row['completion_tokens']}"
+    ),
+    "acceptance": lambda row: format_number(row.get("acceptance_length")),
+    "outcome": lambda row: row.get("code") or row["outcome"],
+    "id": lambda row: row["id"],
+}
+
+
+def list_requests(reading: GatewayReading, name: str) -> Table:
+    """Return one list of the requests that the gateway can explain."""
+    rows = reading.requests.get(name, ())
+    return _make_table(
+        f"requests, {LISTS[name]} first"
+        if name != "failed"
+        else "requests that failed or were refused",
+        list(REQUEST_COLUMNS),
+        [[str(read(row)) for read in REQUEST_COLUMNS.values()] for row in rows],
+    )
+
+
+def _make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    return Table(title, columns, [[*map(make_line_harmless, row)] for row in rows])
+
+
+def format_plain(reading: GatewayReading, baseline: GatewayReading | None = None) -> Iterator[str]:
+    """Yield everything as plain lines."""
+    yield f"eaglegate {reading.speculation['version']}  {describe_engines(reading)}"
+    yield ""
+    for figure in list_figures(reading):
+        yield f"{figure.name:20} {figure.value:>12}  {figure.note}".rstrip()
+    yield ""
+    for state in list_states(reading, baseline):
+        yield f"{state.name:10} {'! ' * state.is_bad}{state.text}"
+    for kind in list_kinds(reading):
+        yield from _format_table(list_slices(reading, kind))
+    for name in LISTS:
+        yield from _format_table(list_requests(reading, name))
+
+
+def _format_table(table: Table) -> Iterator[str]:
+    if not table.rows:
+        return
+    yield ""
+    yield table.title
+    lines = [table.columns, *table.rows[:MAX_ROWS]]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        yield ("  " + "  ".join(cells)).rstrip()
