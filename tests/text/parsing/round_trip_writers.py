@@ -63,21 +63,37 @@ def named(before: str = "", after: str = "", arguments: str = "arguments", key: 
     )
 
 
-def tagged(head: str, parameter: str, tail: str, as_value: Callable[[Any], str] = as_text):
-    """``head`` has NAME in it, ``parameter`` KEY, VALUE, KIND and STRING."""
+@dataclass(frozen=True)
+class Tagged:
+    """Arguments in tags: ``head`` has NAME in it, ``parameter`` KEY, VALUE, KIND and STRING."""
 
-    def one(call: Call) -> str:
+    head: str
+    parameter: str
+    tail: str
+    as_value: Callable[[Any], str] = as_text
+
+    def __call__(self, call: Call) -> str:
         name, arguments = call
         parts = (
-            parameter.replace("KEY", key)
+            self.parameter.replace("KEY", key)
             .replace("KIND", _KINDS[type(value)])
             .replace("STRING", str(isinstance(value, str)).lower())
-            .replace("VALUE", as_value(value))
+            .replace("VALUE", self.as_value(value))
             for key, value in arguments.items()
         )
-        return head.replace("NAME", name) + "".join(parts) + tail
+        return self.head.replace("NAME", name) + "".join(parts) + self.tail
 
-    return one
+
+@dataclass(frozen=True)
+class Within:
+    """A section around each call."""
+
+    head: str
+    one: Tagged
+    tail: str
+
+    def __call__(self, call: Call) -> str:
+        return f"{self.head}{self.one(call)}{self.tail}"
 
 
 _KINDS = {
@@ -91,9 +107,9 @@ _KINDS = {
 }
 
 
-def dsml(blank: str = "") -> Write:
+def dsml(blank: str = "") -> Tagged:
     mark = "｜DSML｜" + blank
-    return tagged(
+    return Tagged(
         f'<{mark}invoke name="NAME">\n',
         f'<{mark}parameter name="KEY" string="STRING">VALUE</{mark}parameter>\n',
         f"</{mark}invoke>\n",
@@ -126,9 +142,9 @@ def bare_keys(head: str, quote: str, tail: str) -> Write:
     return lambda call: f"{head}call:{call[0]}{as_bare(call[1])}{tail}"
 
 
-def keyed(head: str, tail: str = "</tool_call>", suffix: str = "", between: str = "") -> Write:
+def keyed(head: str, tail: str = "</tool_call>", suffix: str = "", between: str = "") -> Tagged:
     """GLM's."""
-    return tagged(
+    return Tagged(
         head,
         f"<arg_key{suffix}>KEY</arg_key{suffix}>{between}"
         f"<arg_value{suffix}>VALUE</arg_value{suffix}>{between}",
@@ -136,33 +152,29 @@ def keyed(head: str, tail: str = "</tool_call>", suffix: str = "", between: str 
     )
 
 
-def functions(line: str = "\n") -> Write:
+def functions(line: str = "\n") -> Tagged:
     """Qwen3-Coder's."""
-    return tagged(
+    return Tagged(
         "<function=NAME>\n", f"<parameter=KEY>{line}VALUE{line}</parameter>\n", "</function>\n"
     )
 
 
-def invokes(prefix: str = "", line: str = "\n") -> Write:
+def invokes(prefix: str = "", line: str = "\n") -> Tagged:
     """MiniMax M2's."""
-    return tagged(
+    return Tagged(
         f'<{prefix}invoke name="NAME">{line}',
         f'<{prefix}parameter name="KEY">VALUE</{prefix}parameter>{line}',
         f"</{prefix}invoke>{line}",
     )
 
 
-def within(head: str, one: Write, tail: str) -> Write:
-    return lambda call: f"{head}{one(call)}{tail}"
-
-
 TOOL_CALL = named("<tool_call>\n", "\n</tool_call>")
-IFM = tagged(
+IFM = Tagged(
     "<ifm|tool_call>NAME\n",
     "<ifm|arg_key>KEY</ifm|arg_key><ifm|arg_value>VALUE</ifm|arg_value>",
     "</ifm|tool_call>\n",
 )
-IFM_TYPED = tagged(
+IFM_TYPED = Tagged(
     "<ifm|tool_call>NAME\n",
     "<ifm|arg_key>KEY</ifm|arg_key><ifm|arg_type>KIND</ifm|arg_type>"
     "<ifm|arg_value>VALUE</ifm|arg_value>",
@@ -215,7 +227,7 @@ WRITTEN: dict[str, Written] = {
     "kimi_k2": Written(around("<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>JSON"
             "<|tool_call_end|>"), "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
             line=""),
-    "kimi_k3": Written(tagged(f'{OPEN}call tool="NAME" index="1"{SEP}',
+    "kimi_k3": Written(Tagged(f'{OPEN}call tool="NAME" index="1"{SEP}',
             f'{OPEN}argument key="KEY" type="KIND"{SEP}VALUE{CLOSE}argument{SEP}',
             f"{CLOSE}call{SEP}"), f"{OPEN}tools{SEP}", f"{CLOSE}tools{SEP}",
             line=f"{CLOSE}response{SEP}", before=f"{OPEN}response{SEP}"),
@@ -224,11 +236,11 @@ WRITTEN: dict[str, Written] = {
     "llama4_json": Written(named(arguments="parameters"), separator="; ", line=None),
     "llama4_pythonic": Written(write_python, "[", "]", ", ", line=None),
     "longcat": Written(named("<longcat_tool_call>\n", "\n</longcat_tool_call>"), separator="\n"),
-    "mimo": Written(within("<tool_call>\n", functions(""), "</tool_call>"), separator="\n"),
-    "minicpm5": Written(tagged('<function name="NAME">', '<param name="KEY">VALUE</param>',
+    "mimo": Written(Within("<tool_call>\n", functions(""), "</tool_call>"), separator="\n"),
+    "minicpm5": Written(Tagged('<function name="NAME">', '<param name="KEY">VALUE</param>',
             "</function>"), separator="\n"),
     "minimax_m2": Written(invokes(), "<minimax:tool_call>\n", "</minimax:tool_call>"),
-    "minimax_m3": Written(tagged(f'{M3}<invoke name="NAME">\n', f"{M3}<KEY>VALUE{M3}</KEY>\n",
+    "minimax_m3": Written(Tagged(f'{M3}<invoke name="NAME">\n', f"{M3}<KEY>VALUE{M3}</KEY>\n",
             f"{M3}</invoke>\n", _as_elements), f"{M3}<tool_call>\n", f"{M3}</tool_call>"),
     "mistral_v11": Written(around("[TOOL_CALLS]NAME[ARGS]JSON"), line=""),
     "mistral_v3": Written(named(), "[TOOL_CALLS][", "]", ", ", line=""),
@@ -244,12 +256,12 @@ WRITTEN: dict[str, Written] = {
             "<|plamo:end_tool_requests:plamo|>"),
     "poolside_v1": Written(keyed("<tool_call>NAME")),
     "pythonic": Written(write_python, "[", "]", ", ", line=None),
-    "qwen3_coder": Written(within("<tool_call>\n", functions(), "</tool_call>"), separator="\n"),
-    "seed_oss": Written(within("<seed:tool_call>\n", functions(), "</seed:tool_call>"),
+    "qwen3_coder": Written(Within("<tool_call>\n", functions(), "</tool_call>"), separator="\n"),
+    "seed_oss": Written(Within("<seed:tool_call>\n", functions(), "</seed:tool_call>"),
             separator="\n"),
-    "solar_open2": Written(tagged("<|tool_call:start|>NAME\n",
+    "solar_open2": Written(Tagged("<|tool_call:start|>NAME\n",
             "<|tool_arg:start|>KEY<|tool_arg:value|>VALUE<|tool_arg:end|>", "<|tool_call:end|>")),
-    "step3": Written(within("<｜tool_call_begin｜>function<｜tool_sep｜>", invokes("steptml:", ""),
+    "step3": Written(Within("<｜tool_call_begin｜>function<｜tool_sep｜>", invokes("steptml:", ""),
             "<｜tool_call_end｜>"), "<｜tool_calls_begin｜>\n", "\n<｜tool_calls_end｜>", "\n"),
     "xlam": Written(named(), "[", "]", ", ", line=None),
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -10,127 +11,67 @@ from eaglegate.text.events import FinishReason
 from eaglegate.text.parsing.answer import make_parser
 from eaglegate.text.parsing.fold import fold
 from eaglegate.text.parsing.vocabulary import Vocabulary
-from tests.text.parsing.golden_corpus import Marker, pieces_of, usual_tools, written_case
+from tests.text.parsing.golden_corpus import Marker, formats, pieces_of, usual_tools, written_case
 from tests.text.parsing.golden_reading import check_steps, readings
 from tests.text.parsing.golden_tokenizer import encode, tokenizer
+from tests.text.parsing.round_trip_writers import WRITTEN, Tagged, Within
 
-SHAPES = {
-    "minimax_m2": (
-        "⟪<minimax:tool_call>⟫\n{}⟪</minimax:tool_call>⟫",
-        '<invoke name="{}">\n',
-        '<parameter name="{}">{}</parameter>\n',
-        "</invoke>\n",
-    ),
-    "deepseek_v32": (
-        "<⟪｜DSML｜⟫function_calls>\n{}</⟪｜DSML｜⟫function_calls>",
-        '<⟪｜DSML｜⟫invoke name="{}">\n',
-        '<⟪｜DSML｜⟫parameter name="{}" string="true">{}</⟪｜DSML｜⟫parameter>\n',
-        "</⟪｜DSML｜⟫invoke>\n",
-    ),
-    "qwen3_coder": (
-        "⟪<tool_call>⟫\n{}⟪</tool_call>⟫",
-        "<function={}>\n",
-        "<parameter={}>\n{}\n</parameter>\n",
-        "</function>\n",
-    ),
-    "seed_oss": (
-        "⟪<seed:tool_call>⟫\n{}⟪</seed:tool_call>⟫",
-        "<function={}>\n",
-        "<parameter={}>{}</parameter>\n",
-        "</function>\n",
-    ),
-}
 pytestmark = pytest.mark.thorough
-PARSERS = pytest.mark.parametrize("parser", SHAPES)
-DSML = (
-    "<⟪｜DSML｜⟫{0}>\n{{}}</⟪｜DSML｜⟫{0}>",
-    '<⟪｜DSML｜⟫{0}invoke name="{{}}">\n',
-    '<⟪｜DSML｜⟫{0}parameter name="{{}}" string="true">{{}}</⟪｜DSML｜⟫{0}parameter>\n',
-    "</⟪｜DSML｜⟫{0}invoke>\n",
-)
-GLM = (
-    "⟪<tool_call>⟫{}⟪</tool_call>⟫",
-    "{}",
-    "⟪<arg_key>⟫{}⟪</arg_key>⟫⟪<arg_value>⟫{}⟪</arg_value>⟫",
-    "",
-)
-ALL_SHAPES = (
-    SHAPES
-    | {
-        "nemotron_v3": SHAPES["qwen3_coder"],
-        "step3p5": SHAPES["qwen3_coder"],
-        "qwen3_xml": (  # all tags are tokens
-            "⟪<tool_call>⟫\n{}⟪</tool_call>⟫",
-            "⟪<function=⟫{}>\n",
-            "⟪<parameter=⟫{}>\n{}\n⟪</parameter>⟫\n",
-            "⟪</function>⟫\n",
-        ),
-        "mimo": ("⟪<tool_call>⟫\n{}⟪</tool_call>⟫", *SHAPES["seed_oss"][1:]),
-        "dots": ("⟪<dots_function_call>⟫\n{}⟪</dots_function_call>⟫", *SHAPES["minimax_m2"][1:]),
-        "step3": (
-            "⟪<｜tool_calls_begin｜>⟫⟪<｜tool_call_begin｜>⟫function⟪<｜tool_sep｜>⟫"
-            "{}⟪<｜tool_call_end｜>⟫⟪<｜tool_calls_end｜>⟫",
-            '<steptml:invoke name="{}">\n',
-            '<steptml:parameter name="{}">{}</steptml:parameter>\n',
-            "</steptml:invoke>",
-        ),
-        "minicpm5": (
-            "{}",
-            '<function name="{}">\n',
-            '<param name="{}">{}</param>\n',
-            "</function>\n",
-        ),
-        "deepseek_v4": (DSML[0].format("tool_calls"), *(part.format("") for part in DSML[1:])),
-        "deepseek_v41": (DSML[0].format(" calls"), *(part.format(" ") for part in DSML[1:])),
-        "glm47": GLM,
-        "hy_v4": ("⟪<tool_calls>⟫⟪<tool_call>⟫{}⟪</tool_call>⟫⟪</tool_calls>⟫", *GLM[1:]),
-        "solar_open2": (
-            "⟪<|tool_call:start|>⟫{}⟪<|tool_call:end|>⟫",
-            "{}",
-            "⟪<|tool_arg:start|>⟫{}⟪<|tool_arg:value|>⟫{}⟪<|tool_arg:end|>⟫",
-            "",
-        ),
-        "kimi_k3": (
-            "⟪<|open|>⟫tools⟪<|sep|>⟫{}⟪<|close|>⟫tools⟪<|sep|>⟫",
-            '⟪<|open|>⟫call tool="{}"⟪<|sep|>⟫',
-            '⟪<|open|>⟫argument key="{}" type="string"⟪<|sep|>⟫{}⟪<|close|>⟫argument⟪<|sep|>⟫',
-            "⟪<|close|>⟫call⟪<|sep|>⟫",
-        ),
-    }
+
+SEVERAL = ("minimax_m2", "deepseek_v32", "qwen3_coder", "mimo")
+"""Formats whose sections may hold several calls."""
+ALIKE = dict.fromkeys(("nemotron_v3", "step3p5", "qwen3_xml"), "qwen3_coder")
+"""Parsers of the tags of another format."""
+TAGS = {"qwen3_xml": ("<function=", "</function>", "<parameter=", "</parameter>")}
+"""Tags that are tokens, beside those of the format."""
+PARSERS = pytest.mark.parametrize("parser", SEVERAL)
+ALL = (
+    *(*SEVERAL, *ALIKE, "seed_oss", "dots", "step3", "minicpm5", "deepseek_v4", "deepseek_v41"),
+    *("glm47", "hy_v3", "hy_v4", "solar_open2", "kimi_k3"),
 )
 """Formats in which a value may hold the end of its call."""
+TOKENS = ("step3", "hy_v4")
+"""Formats whose markers are always tokens; those of all others may be text as well."""
 ENDINGS = pytest.mark.parametrize(
     ("parser", "as_text"),
-    [pytest.param(parser, False, id=f"{parser}-tokens") for parser in ALL_SHAPES]
-    + [
-        pytest.param(parser, True, id=f"{parser}-text")
-        for parser in ALL_SHAPES
-        if parser != "step3"
-    ],
+    [pytest.param(parser, False, id=f"{parser}-tokens") for parser in ALL]
+    + [pytest.param(parser, True, id=f"{parser}-text") for parser in ALL if parser not in TOKENS],
 )
-"""The markers of a format are tokens or text; those of Step3 are always tokens."""
 
 
 class Writer:
     """Writes in one format."""
 
     def __init__(self, parser: str) -> None:
-        self.parser = parser
-        self._section, self._begin, self._parameter, self.end = ALL_SHAPES[parser]
+        self.parser, name = parser, ALIKE.get(parser, parser)
+        form, written = formats()[name], WRITTEN[name]
+        head, tags, tail = written.head.lstrip("\n"), written.one, written.tail
+        if isinstance(tags, Within):
+            head, tags, tail = head + tags.head, tags.one, tags.tail + tail
+        assert isinstance(tags, Tagged)
+        parameter = tags.parameter.replace("KIND", "string").replace("STRING", "true")
+        tokens = sorted((*form.markers, *form.special, *TAGS.get(parser, ())), key=len)[::-1]
+        marker = re.compile("|".join(map(re.escape, tokens)))
+        self._head, self._begin, self._parameter, self.end, self._tail = (
+            marker.sub(r"⟪\g<0>⟫", part) for part in (head, tags.head, parameter, tags.tail, tail)
+        )
 
     def section(self, *parts: str) -> str:
-        return self._section.format("".join(parts))
+        return f"{self._head}{''.join(parts)}{self._tail}"
 
     def call(self, name: str, **arguments: str) -> str:
         return self.begin(name, **arguments) + self.end
 
     def begin(self, name: str, **arguments: str) -> str:
-        pairs = (self._parameter.format(*pair) for pair in arguments.items())
-        return self._begin.format(name) + "".join(pairs)
+        pairs = (
+            self._parameter.replace("KEY", key).replace("VALUE", value)
+            for key, value in arguments.items()
+        )
+        return self._begin.replace("NAME", name) + "".join(pairs)
 
     def open(self, name: str, key: str) -> str:
         """Opening tags alone."""
-        return self._begin.format(name) + self._parameter.format(key, "\0").partition("\0")[0]
+        return self.begin(name, **{key: "\0"}).partition("\0")[0]
 
     @property
     def whole_end(self) -> str:
@@ -139,7 +80,7 @@ class Writer:
 
     @property
     def close(self) -> str:
-        return self._parameter.format("", "\0").partition("\0")[2] + self.end
+        return self._parameter.partition("VALUE")[2] + self.end
 
     def check(self, output: str, *calls: tuple, content: str = "", **options) -> None:
         wanted = [
