@@ -1,9 +1,10 @@
-"""A key that may use some models reaches no other, whichever endpoint is asked."""
+"""Models of a key that may use some, and the affinity of requests, on each endpoint."""
 
 from __future__ import annotations
 
 import pytest
 
+from eaglegate.text.events import FinishReason
 from tests.server.conftest import make_key
 
 MESSAGES = {"messages": [{"role": "user", "content": "hi"}]}
@@ -68,3 +69,38 @@ async def test_a_key_sees_its_models_and_no_other(limited):
     hidden = await limited.get("/v1/models/demo", key="user")
     assert hidden.status == 404
     assert "serves: alias." in hidden.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", MESSAGES | {"prompt_cache_key": "k"}),
+        ("/v1/chat/completions", MESSAGES | {"user": "k"}),
+        ("/v1/chat/completions", MESSAGES | {"session_id": "k"}),
+        ("/v1/completions", {"prompt": "hi", "user": "k"}),
+        ("/v1/responses", {"input": "hi", "prompt_cache_key": "k"}),
+        ("/v1/responses", {"input": "hi", "prompt_cache_key": "c", "session_id": "k"}),
+        ("/v1/messages", MESSAGES | {"max_tokens": 4, "metadata": {"user_id": "k"}}),
+    ],
+)
+async def test_each_api_has_a_field_for_it_and_a_header_comes_first(lab, path, fields):
+    lab.says("hello", finish=FinishReason.STOP)
+    body = {"model": "demo", **fields}
+    assert (await lab.post(path, body)).status == 200
+    assert (await lab.post(path, body, headers={"x-session-id": "s"})).status == 200
+    assert [request.affinity for request in lab.engine.requests] == ["k", "s"]
+
+
+async def test_without_any_there_is_none(lab):
+    lab.says("hello")
+    await lab.chat()
+    await lab.message()
+    assert [request.affinity for request in lab.engine.requests] == [None, None]
+
+
+async def test_the_header_goes_by_the_name_that_was_set(lab):
+    lab.configure(session_header="x-agent")
+    lab.says("hello")
+    body = {"model": "demo"} | MESSAGES
+    await lab.post("/v1/chat/completions", body, headers={"x-agent": "a", "x-session-id": "s"})
+    assert lab.engine.requests[0].affinity == "a"

@@ -1,11 +1,15 @@
-"""Paths and methods that do not exist: what the answer says, and where it never leads."""
+"""Paths and methods: those that do not exist, HEAD, and the prefix of a proxy."""
 
 from __future__ import annotations
 
+import http.client
+from urllib.parse import urlsplit
+
+import httpx
 import pytest
 
-from tests.server.access.test_door import routes
-from tests.server.conftest import call
+from tests.server.access.test_door import pages, routes
+from tests.server.conftest import call, make_app, on_a_port
 
 
 @pytest.mark.parametrize(
@@ -104,3 +108,86 @@ async def test_no_path_redirects(lab):
             answer = await call(lab.app, method, given, b"{}", headers=evil)
             assert not 300 <= answer.status < 400, (method, given)
             assert "location" not in answer.headers
+
+
+@pytest.fixture
+def with_pages(lab):
+    lab.app = make_app(lab, pages())
+    return lab
+
+
+async def test_head_works_wherever_get_does(with_pages):
+    checked = 0
+    for method, path in routes(with_pages.app):
+        if method != "GET" or path in ("/metrics", "/debug/speculation"):
+            continue
+        checked += 1
+        got = await with_pages.get(path)
+        asked = await with_pages.head(path)
+        assert (asked.status, asked.body) == (got.status, b""), path
+        assert asked.headers == got.headers, path
+    assert checked > 6
+
+
+async def test_head_where_there_is_no_get_is_refused_without_a_body(with_pages):
+    answer = await with_pages.head("/v1/chat/completions")
+    assert (answer.status, answer.body) == (405, b"")
+    assert answer.headers["allow"] == "POST"
+    answer = await with_pages.post("/v1/models", {})
+    assert answer.headers["allow"] == "GET, HEAD"
+
+
+async def test_head_of_a_stream_ends_at_once(lab):
+    lab.says("one two three")
+    body = {"model": "demo", "input": "hi", "background": True, "stream": False}
+    made = (await lab.post("/v1/responses", body)).json
+    answer = await lab.head(f"/v1/responses/{made['id']}?stream=true")
+    assert (answer.status, answer.body) == (200, b"")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+
+
+def test_head_on_the_wire_leaves_the_connection_in_order(lab):
+    with on_a_port(lab.app) as url:
+        connection = http.client.HTTPConnection(urlsplit(url).netloc)
+        for _ in range(2):
+            connection.request("HEAD", "/v1/models")
+            answer = connection.getresponse()
+            assert answer.status == 200
+            assert int(answer.headers["content-length"]) == len(
+                httpx.get(f"{url}/v1/models").content
+            )
+            assert answer.read() == b""
+
+
+@pytest.fixture
+def under(lab):
+    lab.configure(root_path="/team/llm")
+    lab.app = make_app(lab, pages())
+    return lab
+
+
+@pytest.mark.parametrize("prefix", ["", "/team/llm"])
+async def test_paths_work_with_the_prefix_and_without_it(under, prefix):
+    under.says("x")
+    body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+    assert (await under.post(f"{prefix}/v1/chat/completions", body)).status == 200
+    assert (await under.get(f"{prefix}/v1/models")).status == 200
+    assert (await under.get(f"{prefix}/")).status == 200
+    wrong = await under.post(f"{prefix}/v1/messages", {"model": 1})
+    assert wrong.json["type"] == "error", "the error has the API's own shape"
+
+
+async def test_the_document_names_the_prefix(under):
+    assert (await under.get("/team/llm/openapi.json")).json["servers"] == [{"url": "/team/llm"}]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("path", ["/metrics", "/admin/status", "/debug/speculation", ""])
+async def test_the_prefix_opens_no_operator_path(under, path):
+    under.admit("user")
+    assert (await under.get(f"/team/llm{path}", key="user")).status == 403
+    assert (await under.get(f"/team/llm/team/llm{path}", key="user")).status == 404
+
+
+async def test_other_paths_that_begin_alike_are_left_alone(under):
+    assert (await under.get("/team/llms/v1/models")).status == 404
