@@ -358,7 +358,7 @@ def make_scope(
 
 
 async def wait_until(reached: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not reached():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
