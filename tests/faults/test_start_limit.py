@@ -1,4 +1,4 @@
-"""Three gateways that start at once on one core: timing steps obeys its limit."""
+"""Two gateways that start at once on one core: timing steps obeys its limit."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gateways(
     tmp_path_factory: pytest.TempPathFactory, large: Path
 ) -> Iterator[list[RunningGateway]]:
-    """Two of the demo and one of the large model, all of them pinned to the same core."""
+    """One of the demo and one of the large model, both pinned to the same core."""
     logs = tmp_path_factory.mktemp("start_limit")
     auto = (*ADMIN, "--depth", "auto", "--kv-cache-memory-bytes", "268435456")
     draft = ("--spec-model", str(large / "eagle3_1"), "--spec-tokens", "7")
-    arguments = [auto, auto, (str(large / "target"), *draft, *auto)]
+    arguments = [auto, (str(large / "target"), *draft, *auto)]
     core = min(os.sched_getaffinity(0))
     with ExitStack() as stack, ThreadPoolExecutor(len(arguments)) as pool:
         started = pool.map(

@@ -1,13 +1,10 @@
-"""The message when an engine cannot start, and the remains of an engine that was killed."""
+"""The message when an engine cannot start, and the accounts of an engine that was killed."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
@@ -22,7 +19,6 @@ from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest
 from eaglegate.engine.vllm_backend.arguments import DEMO, make_demo_arguments
 from eaglegate.engine.vllm_backend.engine import VllmEngine
-from tests.conftest import ROOT
 from tests.engine.drive import Outcome, make_greedy, run, speculation
 from tests.engine.vllm_backend.conftest import SMALL
 
@@ -46,23 +42,11 @@ async def start_error(**chosen: Any) -> EngineStartError:
     return raised.value
 
 
-async def test_a_model_that_is_not_there() -> None:
-    error = await start_error(model="/no/such/model", speculative_config=None)
-    assert "/no/such/model" in str(error)
-
-
 async def test_a_draft_that_does_not_load_names_the_cause(tmp_path: Path) -> None:
     """vLLM itself says: engine core initialization failed, see root cause above."""
     error = await start_error(speculative_config=draft(tmp_path / "d", fc_norm=None))
     assert "fc_norm" in str(error)
     assert "Traceback" in error.detail
-
-
-async def test_a_draft_that_kills_the_engine_is_found_before_ready(tmp_path: Path) -> None:
-    """vLLM itself starts healthy with it and dies of the first request."""
-    layers = {"eagle_aux_hidden_state_layer_ids": [2, 4, 4]}
-    error = await start_error(speculative_config=draft(tmp_path / "d", **layers))
-    assert "size" in str(error)
 
 
 class Started(NamedTuple):
@@ -122,42 +106,3 @@ async def until_death(
             if waiting:
                 await begun.wait()
     return Outcome(tuple(tokens), None, (), 0, account)
-
-
-def children(pid: int) -> list[int]:
-    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
-    return [int(line) for line in found.stdout.split()]
-
-
-FRONT = """
-import asyncio, sys
-from tests.engine.drive import run_engine
-async def main():
-    async with run_engine(speculative_config=None):
-        print("ready", flush=True)
-        await asyncio.sleep(600)
-if __name__ == "__main__":
-    asyncio.run(main())
-"""
-
-
-def test_an_engine_whose_front_end_was_killed_ends_too(tmp_path: Path) -> None:
-    script = tmp_path / "front.py"
-    script.write_text(FRONT)
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    front = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, env=env)
-    assert front.stdout is not None
-    try:
-        assert any(line == "ready\n" for line in front.stdout)
-        started = children(front.pid)
-        assert started
-    finally:
-        front.kill()
-        front.wait()
-    for child in started:
-        wait_for_end(child)
-
-
-def wait_for_end(pid: int) -> None:
-    with_status = subprocess.run(["timeout", "20", "tail", f"--pid={pid}", "-f", "/dev/null"])
-    assert with_status.returncode == 0, f"process {pid} outlived its front end"
