@@ -190,7 +190,8 @@ async def test_sampling_fields_hold(
     name: str,
 ) -> None:
     requests = [
-        make_greedy(f"{name}-{i}", prompt, 48, **FIELDS[name]) for i, prompt in enumerate(copies)
+        make_greedy(f"{name}-{i}", prompt, 48, **FIELDS[name])
+        for i, prompt in enumerate(copies[1:5])
     ]
     outcomes = await run_all(lookup_engine, requests)
     assert_equal(outcomes, await run_all(plain_engine, requests))
