@@ -25,6 +25,19 @@ async def test_a_fleet_starts_with_the_first_worker_that_does(town):
     await until_serving(place, 2)
 
 
+async def test_several_versions_of_workers_are_named(town, caplog):
+    place = await town("a", start=False)
+    place["a"].info = replace(DEFAULT_INFO, details={"version": "0.33.0"})
+    await place.fleet.start()
+    place.build("b", info=replace(DEFAULT_INFO, details={"version": "0.32.0"}))
+    place.build("c")
+    await until_serving(place, 3)
+    versions = [status.version for status in place.fleet.list_status()]
+    assert versions == ["0.33.0", "0.32.0", None]
+    sentence = "the workers have several versions: 0.32.0 (b); 0.33.0 (a)"
+    assert caplog.messages.count(sentence) == 1
+
+
 async def test_a_worker_that_joins_takes_requests(town):
     place = await town("a")
     place.build("b")

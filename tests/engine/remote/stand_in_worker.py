@@ -61,6 +61,8 @@ class StandIn:
     """Status of the answer to a request to generate."""
     headers: dict[str, str] = field(default_factory=dict)
     healthy: bool = True
+    version: Any = None
+    """What ``/version`` says of itself; None has no such path."""
     models: dict[str, int | None] = field(default_factory=lambda: {"demo": 4096})
     tokens: list[int] = field(default_factory=list)
     """Token ids that its tokenizer returns for any text."""
@@ -125,6 +127,10 @@ class StandIn:
     async def health(self, _: Request) -> Response:
         return Response(status_code=200 if self.healthy else 503)
 
+    async def tell_version(self, _: Request) -> Response:
+        status = 404 if self.version is None else 200
+        return JSONResponse({"version": self.version}, status)
+
     async def list_models(self, _: Request) -> Response:
         data = [{"id": name, "max_model_len": most} for name, most in self.models.items()]
         return JSONResponse({"object": "list", "data": data})
@@ -141,6 +147,7 @@ class StandIn:
             routes=[
                 Route("/inference/v1/generate", self.generate, methods=["POST"]),
                 Route("/health", self.health),
+                Route("/version", self.tell_version),
                 Route("/v1/models", self.list_models),
                 Route("/tokenize", self.tokenize, methods=["POST"]),
                 Route("/metrics", self.metrics),

@@ -43,6 +43,15 @@ def totals_of(steps):
     return account.totals
 
 
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [("0.33.0+cu130", "0.33.0+cu130"), (None, None), ([7], None), ("7" * 99, None), ("", None)],
+)
+async def test_a_worker_may_name_its_version(said, version):
+    async with running(StandIn(version=said)) as engine:
+        assert engine.info.details.get("version") == version
+
+
 async def test_steps_and_the_account_at_the_end():
     worker = StandIn(
         lambda _: [

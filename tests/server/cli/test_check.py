@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from eaglegate.engine.fleet.worker import WorkerReport
 from eaglegate.engine.machine import GIB, Machine
 from eaglegate.engine.preflight import EnginePlan
+from eaglegate.engine.scripted import DEFAULT_INFO
 from eaglegate.server.__main__ import main
 from eaglegate.server.backends.plan import plan_gateway
-from eaglegate.server.cli.check import CheckReport, check
+from eaglegate.server.cli.check import CheckReport, check, check_workers
 from eaglegate.server.settings import Settings
 from tests.engine.speculation.test_drafts import change_config, copy_draft
 
@@ -116,6 +118,19 @@ def test_settings_in_effect_are_shown_without_secrets():
     for same in (Settings(), Settings(port=8000, depth="auto")):
         text = check(plan(), plan_gateway(same, None), LAPTOP).text
         assert "all have their defaults" in text
+
+
+def test_versions_of_workers_are_shown_and_compared():
+    reports = {
+        name: WorkerReport(replace(DEFAULT_INFO, details={"worker": name, "version": version}))
+        for name, version in (("a:1", "0.32.0"), ("b:1", "0.33.0"))
+    }
+    gateway_plan = plan_gateway(Settings(port=0), None)
+    text = check_workers({}, reports, gateway_plan).text
+    assert "version      0.33.0" in text
+    assert "the workers have several versions: 0.32.0 (a:1); 0.33.0 (b:1)" in text
+    alone = check_workers({}, {"a:1": reports["a:1"]}, gateway_plan).text
+    assert "several versions" not in alone
 
 
 def test_a_model_that_was_not_read_has_an_unknown_quantisation():
