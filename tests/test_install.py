@@ -12,6 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from eaglegate.engine.vllm_contract import TESTED
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -198,6 +200,13 @@ def test_another_torch_is_installed_where_its_lock_changes(install, pip, tmp_pat
     monkeypatch.setattr(install, "TORCH_LOCK", changed)
     assert install.main([]) == 0
     assert wheels(pip)[0] == str(changed)
+
+
+@pytest.mark.parametrize(("series", "torch"), [("0.32", "2.13.0"), ("0.33", "2.14.0")])
+def test_each_tested_vllm_has_a_lock_for_gpus(series, torch):
+    assert series in TESTED
+    assert {f"vllm=={series}.0", f"torch=={torch}"} <= pins(f"cuda-{series}")
+    assert "://" not in (ROOT / "requirements" / f"cuda-{series}.lock").read_text(encoding="utf-8")
 
 
 def test_the_locks_leave_out_what_breaks_or_bloats():
