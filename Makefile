@@ -18,7 +18,7 @@ ENGINES := -n 2 --dist loadfile --no-loadscope-reorder --durations 30
 # Of the slow tests: all, core (what any machine must pass) or rest.
 SLOW ?= all
 
-.PHONY: serve prove prove-gpu-path install install-dev install-light test test-slow test-fast test-light test-gpu-path coverage methods clients clients-newest mutants lint format docs bench lock audit dist clean
+.PHONY: serve prove prove-gpu-path install install-dev install-light test test-slow test-fast test-light test-gpu-path test-versions coverage methods clients clients-newest mutants lint format docs bench lock audit dist clean
 
 serve: install  ## serve the demo model on http://127.0.0.1:8000
 	@$(BIN)/eaglegate serve $(ARGS)
@@ -62,6 +62,17 @@ test-gpu-path:  ## tests of engines on the code path of GPUs, without one
 	@$(PYTHON) scripts/install.py --gpu-path
 	@$(if $(VLLM),$(PYTHON) scripts/install.py --vllm $(VLLM))
 	@$(GPU_PATH) $(BIN)/python -m pytest -m gpu_path $(ENGINES) $(ARGS)
+
+# Text, seeds, accounts, exchanges of drafts, lookups and audits. `test` and `test-gpu-path` run these
+# on .venv's vLLM.
+CHOSEN := $(addprefix tests/engine/vllm_backend/test_, lossless.py seeds.py audits.py draft_swap.py \
+    lookups.py prefix_drops.py) tests/observability/test_account_exact.py tests/e2e/test_vllm_versions.py
+CHOSEN_TESTS := every_depth or plain_text or greedy_answers or seeded_answers or streams_go_on or \
+    greedy_text or seeded_text or quotes_are or tokens_computed or account_exact or versions
+SECOND_CHOSEN := $(addprefix tests/engine/vllm_backend/test_, lossless.py draft_swap.py second_lookups.py)
+test-versions:  ## a chosen part of the tests of engines on vLLM 0.33, on both of its model runners
+	@$(MAKE) --no-print-directory test-slow VLLM=0.33 ARGS='$(CHOSEN) -k "$(CHOSEN_TESTS)"'
+	@$(MAKE) --no-print-directory test-gpu-path VLLM=0.33 ARGS='$(SECOND_CHOSEN) -k "$(CHOSEN_TESTS)"'
 
 prove-gpu-path:  ## eaglegate prove on the code path of GPUs, without one
 	@$(PYTHON) scripts/install.py --gpu-path

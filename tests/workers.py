@@ -11,11 +11,12 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx
 import orjson
@@ -87,6 +88,8 @@ class WorkerProcess:
     url: str
     log: Path
     arguments: Sequence[str]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables of its own. With any it is not forked, since it may import another vLLM."""
     process: subprocess.Popen[bytes] | Forked = field(init=False)
 
     def __post_init__(self) -> None:
@@ -94,7 +97,7 @@ class WorkerProcess:
 
     def _start(self) -> None:
         with self.log.open("ab") as out:
-            if SERVER in self.arguments:
+            if SERVER in self.arguments and not self.variables:
                 streams = [os.open(os.devnull, os.O_RDONLY), out.fileno(), out.fileno()]
                 variables = os.environ | ENVIRONMENT
                 self.process = Forked(make_forks().fork(self.arguments, variables, streams))
@@ -105,7 +108,7 @@ class WorkerProcess:
                 stdout=out,
                 stderr=out,
                 cwd=ROOT,
-                env=os.environ | ENVIRONMENT,
+                env=os.environ | ENVIRONMENT | self.variables,
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
@@ -150,11 +153,11 @@ def read_metric(page: str, name: str) -> float:
 
 
 def vllm_worker(
-    log: Path, arguments: Sequence[str] = OURS
+    log: Path, arguments: Sequence[str] = OURS, **variables: str
 ) -> AbstractContextManager[WorkerProcess]:
     """Run a worker until the block ends; it may still be loading when the block begins."""
     command = ["-m", SERVER, *ARGUMENTS, *arguments, "--port"]
-    return _until_the_end(log, command)
+    return _until_the_end(log, command, variables)
 
 
 def recipe_worker(
@@ -180,9 +183,11 @@ def scripted_worker(log: Path) -> AbstractContextManager[WorkerProcess]:
 
 
 @contextmanager
-def _until_the_end(log: Path, arguments: Sequence[str]) -> Iterator[WorkerProcess]:
+def _until_the_end(
+    log: Path, arguments: Sequence[str], variables: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[WorkerProcess]:
     with reserved_port() as port:
-        worker = WorkerProcess(f"http://127.0.0.1:{port}", log, [*arguments, str(port)])
+        worker = WorkerProcess(f"http://127.0.0.1:{port}", log, [*arguments, str(port)], variables)
         try:
             yield worker
         finally:
