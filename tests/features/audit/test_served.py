@@ -13,7 +13,8 @@ from eaglegate.engine.speculation.scores import AnswerScores
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineRequest, Sampling
-from eaglegate.features.audit import command
+from eaglegate.engine.vllm_parts import Promise
+from eaglegate.features.audit import command, feature
 from eaglegate.features.audit.evidence import AuditOutcome
 from eaglegate.features.audit.files import pack
 from eaglegate.features.audit.holds import AuditHold
@@ -29,6 +30,7 @@ from eaglegate.observability.telemetry import Telemetry
 from eaglegate.server.apis.shared.gateway import Controls
 from eaglegate.server.cli.client import complete_url
 from eaglegate.server.cli.feature import build_features
+from eaglegate.server.errors import ConfigError
 from tests.features.served import make_core
 from tests.observability.scene import read_page
 
@@ -155,3 +157,12 @@ def test_the_command_says_when_nobody_answers(
     assert command.main(["show", "--url", "http://127.0.0.1:9"]) == 1
     assert command.main(["replay", str(tmp_path / "none.json")]) == 1
     assert capsys.readouterr().err.count("eaglegate audit: ") == 2
+
+
+def test_audits_are_refused_with_a_vllm_that_differs_in_their_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(feature, "find_broken_promises", lambda: frozenset({Promise.AUDITS}))
+    core: Any = None  # unread
+    with pytest.raises(ConfigError, match="parts in which this vLLM differs"):
+        feature.AuditFeature(core, AuditSettings(audit_share=1.0))
