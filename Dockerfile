@@ -7,8 +7,8 @@
 # scripts/image.
 ARG BASE_IMAGE=docker.io/library/debian:bookworm-slim
 # Of the tested versions, 0.32 and 0.33; see docs/upgrade.md.
-ARG VLLM_VERSION=0.32.0
-ARG VLLM_IMAGE=docker.io/vllm/vllm-openai:v${VLLM_VERSION}
+ARG VLLM=0.32.0
+ARG VLLM_IMAGE=docker.io/vllm/vllm-openai:v${VLLM}
 
 FROM ${BASE_IMAGE} AS builder
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
