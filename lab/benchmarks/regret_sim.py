@@ -252,8 +252,8 @@ def run(
 ) -> list[PhaseResult]:
     """Run every phase to its last request. Equal seeds draw equal requests for every lane.
 
-    ``slowness`` is the machine's at a phase's n-th step: observed times are multiplied by it, and
-    counted without it.
+    ``slowness`` is the machine's at a phase's n-th step: observed times are multiplied by it and by
+    noise, and counted without either.
     """
     rng = np.random.default_rng(seed)
     results = []
@@ -303,10 +303,8 @@ def _step(
     acceptance = np.array([r.kind.acceptance_by_position for r in requests])
     hits = np.cumprod(draws < acceptance, axis=1)
     accepted = (hits * (np.arange(1, DEPTH + 1) <= verified_widths[:, None])).sum(axis=1)
-    ms = _take(lane, verified_widths.tolist(), depth) * lane.factor
-    seconds = ms / 1e3 * float(rng.lognormal(0.0, noise))
-    if rng.random() < 0.005:
-        seconds *= 4.0
+    seconds = _take(lane, verified_widths.tolist(), depth) * lane.factor / 1e3
+    noise_factor = float(rng.lognormal(0.0, noise)) * (4.0 if rng.random() < 0.005 else 1.0)
     tokens = 0
     for r, num_accepted, width in zip(requests, accepted, widths, strict=True):
         num_made = min(int(num_accepted) + 1, r.remaining)
@@ -324,7 +322,11 @@ def _step(
         mode = graphs.find_mode(verified_widths.tolist()) if graphs else GraphMode.FULL
         lane.planner.observe_step(
             ObservedStep(
-                len(requests), int(verified_widths.sum()), depth, seconds * slowness, mode=mode
+                len(requests),
+                int(verified_widths.sum()),
+                depth,
+                seconds * noise_factor * slowness,
+                mode=mode,
             )
         )
 
