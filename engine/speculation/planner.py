@@ -393,6 +393,11 @@ class DepthPlanner:
         self._committed = len(requests) + sum(accepted) + other_tokens
         if self._last is None:
             return
+        if self._probes.is_doubtful:
+            outcomes = zip(drafted, accepted, strict=True)
+            self._probes.conclude(
+                [hits > self._best for made, hits in outcomes if made > self._best]
+            )
         state = self._last
         self._news = self._news or not self._confirms(state, drafted, accepted)
         if self._first_steps and self._is_surprised(requests, drafted, accepted):

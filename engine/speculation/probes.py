@@ -1,10 +1,11 @@
 """Probes of the depth planner: steps at other depths than the best.
 
-A verify step teaches every position up to its width. Deeper positions, and the time of rarely used
-depths, need probes: steps that are one deeper than the best, or shallower. Two budgets, each a
-share of the elapsed time, pay their expected loss. The expectation is what a probe tests, so it
-never forbids one for long, and a surprise pays it back. After each deeper probe that changed
-nothing, the wait for the next one doubles. New requests are probed without waiting.
+A verify step teaches every position up to its width. Deeper positions need probes of acceptance,
+one deeper than the best, with a few requests. The time of rarely used depths, deeper or shallower,
+needs probes with all requests. Two budgets, each a share of the elapsed time, pay their expected
+loss. The expectation is what a probe tests, so it never forbids one for long, and a surprise pays
+it back. After each probe of acceptance that changed nothing, the wait for the next one doubles. New
+requests are probed without waiting.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eaglegate.engine.speculation.step_cost import TIMED, WINDOW
+from eaglegate.engine.speculation.step_cost import WINDOW
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.integer[Any]]
@@ -35,8 +36,9 @@ COLD_STEPS = 8
 TIMING_STEPS = 2
 """Steps of a probe that shall tell a time. The first one verifies the drafts of the step before."""
 WELL_TIMED = WINDOW
-"""Known times below which the next depth is timed every ``LONGEST_WAIT`` steps. Those of its probes
-with few requests count too, and do not tell the time with all."""
+"""Known times below which the next depth is timed every ``LONGEST_WAIT`` steps."""
+RETIMED = 4.0
+"""Known times below which a shallower depth is timed again: nine times that are 240 steps old."""
 TIMING_GAP = 8
 """Least steps between shallower probes."""
 LONGEST_WAIT = 128
@@ -140,7 +142,10 @@ class Probes:
 
     def __init__(self) -> None:
         self._times, self._drafts = _Budget(), _Budget()
-        """Budgets of probes at shallower and at deeper depths. Neither starves the other."""
+        """Budgets of probes of step times and of acceptance. Neither starves the other."""
+        self._doubtful_s = 0.0
+        """Price of the last deeper probe if most of its drafts were believed to be rejected, until
+        they are verified."""
         self._wait = 1
         self._waited = 0
         self._untimed = TIMING_GAP
@@ -162,6 +167,20 @@ class Probes:
         self._times.refund(seconds)
         self._drafts.refund(seconds)
         self.restart()
+
+    @property
+    def is_doubtful(self) -> bool:
+        """True if most drafts of a probe that is not verified yet were believed to be rejected."""
+        return self._doubtful_s > 0.0
+
+    def conclude(self, outcomes: Sequence[bool]) -> None:
+        """Pay a doubtful probe back if most of its drafts were accepted, and probe again without a
+        wait. Without outcomes the probe is not verified yet."""
+        if 2 * sum(outcomes) > len(outcomes):
+            self._drafts.refund(self._doubtful_s)
+            self.restart()
+        if outcomes:
+            self._doubtful_s = 0.0
 
     def count_step(self) -> None:
         self._waited += 1
@@ -185,9 +204,9 @@ class Probes:
         """Choose a probe of the time of another depth, with all requests."""
         if optimum.depth > optimum.min_depth and self._untimed >= TIMING_GAP:
             depth = min(optimum.min_depth, optimum.depth - 1, key=steps_at.__getitem__)
-            if steps_at[depth] < TIMED and (probe := self._choose_shallower(optimum, depth)):
+            if steps_at[depth] < RETIMED and (probe := self._choose_shallower(optimum, depth)):
                 return probe
-        is_waiting = self._untimed < LONGEST_WAIT or optimum.depth > optimum.min_depth
+        is_waiting = self._untimed < LONGEST_WAIT
         if is_waiting or not optimum.deepest.any() or steps_at[optimum.depth + 1] >= WELL_TIMED:
             return None
         probe = self._choose_deeper(optimum, optimum.deepest, self._times, TIMING_STEPS)
@@ -208,10 +227,7 @@ class Probes:
         if self._waited < self._wait:
             self._drafts.ask(0.0)
             return None
-        # Acceptance is learnt from a few requests as well as from all. Only all show a step's time.
-        steps = TIMING_STEPS if self._wait == LONGEST_WAIT else 1
-        rows = optimum.deepest if steps > 1 else _limit_rows(optimum.deepest, tried)
-        probe = self._choose_deeper(optimum, rows, self._drafts, steps)
+        probe = self._choose_deeper(optimum, _limit_rows(optimum.deepest, tried), self._drafts)
         if probe is not None:
             self._waited = 0
             self._wait = min(2 * self._wait, LONGEST_WAIT)
@@ -240,9 +256,11 @@ class Probes:
         depth = optimum.depth
         cost_s = float(optimum.seconds[depth + 1] - optimum.seconds[depth])
         cost_s += int(mask.sum()) * optimum.token_s
-        gain_s = optimum.get_tokens_s(float(optimum.survival[mask, depth].sum()))
-        if not budget.pay(steps * (cost_s - gain_s)):
+        survival = optimum.survival[mask, depth]
+        price_s = steps * (cost_s - optimum.get_tokens_s(float(survival.sum())))
+        if not budget.pay(price_s):
             return None
+        self._doubtful_s = max(0.0, price_s) if survival.mean() < 0.5 else 0.0
         widths = np.where(mask, depth + 1, optimum.widths)
         return Probe(depth + 1, widths, is_cold, steps)
 

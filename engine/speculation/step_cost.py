@@ -29,7 +29,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from operator import mul
-from statistics import median
+from statistics import median, median_low
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
@@ -98,14 +98,19 @@ NOISE = 0.1
 MISFIT = 0.03
 """Typical relative error of the fit."""
 WINDOW = 9
-"""Newest times that a cell keeps."""
+"""Newest times that a cell keeps. With fewer, every step teaches the cell and none the speed, which
+would absorb the error of a median of few times for good."""
 KNOWN = 3
 """Times from which a cell's median counts. The same number of first steps of a run teach it."""
 RUN = 8
 """Of the further steps of a run, every eighth teaches the cell."""
-SPEED_WINDOW = 7
+SPEED_WINDOW = 15
 """Steps whose median is the speed: more than twice ``KNOWN``, so that a change of the depth moves a
 cell before it moves the speed."""
+CHANGE = 0.06
+"""Difference of that median from the speed, as a logarithm, after which the speed follows it until
+all steps of the median are newer. A speed that followed noise would take along the cells in use,
+away from the others."""
 SURPRISE = 0.2
 """Difference from the expected time, as a logarithm, after which the weights are fitted at once."""
 FIT_EVERY = 16
@@ -114,7 +119,7 @@ AGE = 300.0
 """Steps in which the weight of a cell falls to 1/e. A cell that has changed by a surprise makes the
 others older by as much."""
 STALE = 128
-"""Steps after which a cell's times do not count beside a new one."""
+"""Steps after which a cell's times do not count beside a new one that is a surprise."""
 OLDEST = 0.03
 """Weight that a cell keeps however old it is: it knows more than the guesses."""
 TIMED = 2.0
@@ -180,17 +185,18 @@ class StepCostModel:
         """Times of the newest steps over their expectation at speed 1, as logarithms."""
         self._speed = 0.0
         """Logarithm of the machine's slowness."""
+        self._unsettled = SPEED_WINDOW
+        """Further steps in which the speed follows the median."""
         self._rows: dict[Cell, int] = {}
         """Row of each cell, the oldest cell first."""
-        self._features = np.zeros((CELLS, WINDOW, len(self._guess)))
-        self._times = np.full((CELLS, WINDOW), np.inf)
-        """Newest times of every cell at speed 1; infinite if there are fewer."""
-        self._counts = [0] * CELLS
-        """Times learnt by each cell."""
+        self._features = np.zeros((CELLS, len(self._guess)))
+        """Mean features of the newest steps of every cell."""
+        self._medians = np.zeros(CELLS)
+        """Median of the newest times of every cell, at speed 1."""
         self._stamps = np.zeros(CELLS)
         """Step at which each cell was last seen."""
         self._kept: list[deque[ObservedStep]] = [deque(maxlen=WINDOW) for _ in range(CELLS)]
-        """The same steps, to export them."""
+        """Newest steps of every cell."""
         self._places = np.zeros(CELLS, dtype=np.int64)
         """Index of each cell's correction; that behind the last one if it has none."""
         self._levels: Row = [0.0] * CELLS
@@ -220,27 +226,33 @@ class StepCostModel:
 
     def observe(self, step: ObservedStep) -> tuple[float, float]:
         """Learn from the time of one step. Returns its expected and its actual seconds."""
-        batch, num_verified, depth, seconds, prompt, mode = step
-        if seconds <= 0 or batch <= 0:
+        seconds = step.seconds
+        if seconds <= 0 or step.batch <= 0:
             return 0.0, 0.0
-        features = self._describe_step(batch, num_verified, depth, prompt, mode)
+        features = self._describe(step)
         if self._unit is None:
             self._set_unit(seconds / _dot(features, self._guess.tolist()))
         cell = _classify_step(step)
         row = self._find_row(cell, step)
-        is_known = self._counts[row] >= KNOWN
-        level = self._levels[row] if is_known else self._correct(batch, num_verified, depth, prompt)
+        count = len(self._kept[row])
+        level = self._levels[row] if count >= KNOWN else self._correct(step)
         base_s = _dot(features, self._weights) * math.exp(level)
         expected_s = base_s * math.exp(self._speed)
         self._run = self._run + 1 if cell == self._last_cell else 0
         self._last_cell = cell
         self.steps += 1
-        if is_known:
+        if count >= WINDOW:
             self._speeds.append(math.log(seconds / base_s))
-            self._speed = median(self._speeds)
-        if self._run < KNOWN or self._run % RUN == 0:
-            self._save(row, features, step._replace(seconds=seconds * math.exp(-self._speed)))
+            speed = median(self._speeds)
+            if abs(speed - self._speed) > CHANGE:
+                self._unsettled = SPEED_WINDOW
+            if self._unsettled:
+                self._speed, self._unsettled = speed, self._unsettled - 1
+        if count < WINDOW or self._run < KNOWN or self._run % RUN == 0:
             is_surprise = abs(math.log(seconds / base_s) - self._speed) > SURPRISE
+            if is_surprise and self.steps - self._stamps[row] > STALE:
+                self._kept[row].clear()
+            self._save(row, features, step._replace(seconds=seconds * math.exp(-self._speed)))
             if is_surprise or self._unfitted >= min(FIT_EVERY, 1 + self.steps // FIT_EVERY):
                 self._fit(row)
         return expected_s, seconds
@@ -251,35 +263,28 @@ class StepCostModel:
         if row is None:
             full = len(self._rows) == CELLS
             row = self._rows.pop(next(iter(self._rows))) if full else len(self._rows)
-            self._forget(row)
+            self._kept[row].clear()
             self._places[row] = self._find_place(step)
         self._rows[cell] = row
         return row
 
-    def _forget(self, row: int) -> None:
-        self._counts[row] = 0
-        self._times[row] = np.inf
-        self._kept[row].clear()
-
     def _find_place(self, step: ObservedStep) -> int:
         """Return the index of the correction that a step teaches.
 
-        A step that only drafts, or only verifies, occurs when the depth changes. The first has no
-        correction of its own, and the second has that of its drafts.
+        A step that only verifies occurs when the depth changes, and has the correction of its
+        drafts. One that verifies few drafts, as after a probe, is typical of no depth.
         """
         batch, num_verified, depth, _, prompt, _ = step
-        if prompt or (num_verified if self._lookup else depth and not num_verified):
+        is_probe = 2 * num_verified < max(depth, num_verified > 0) * batch
+        if prompt or (num_verified if self._lookup else is_probe):
             return SIZES * (self.depth + 1)
-        return _size_class(batch) * (self.depth + 1) + self._find_depth(batch, num_verified, depth)
+        return _size_class(batch) * (self.depth + 1) + self._find_depth(step)
 
     def _save(self, row: int, features: Row, step: ObservedStep) -> None:
-        if self.steps - self._stamps[row] > STALE:
-            self._forget(row)
-        index = self._counts[row] % WINDOW
-        self._features[row, index] = features
-        self._times[row, index] = step.seconds
-        self._kept[row].append(step)
-        self._counts[row] += 1
+        kept = self._kept[row]
+        kept.append(step)
+        self._medians[row] = median_low([step.seconds for step in kept])
+        self._features[row] += (features - self._features[row]) / len(kept)
         self._stamps[row] = self.steps
         self._unfitted += 1
 
@@ -289,11 +294,8 @@ class StepCostModel:
         if not self._rows:
             return
         num_cells = len(self._rows)
-        counts = np.minimum(self._counts[:num_cells], WINDOW)
-        times = np.sort(self._times[:num_cells], axis=1)
-        medians = times[np.arange(num_cells), (counts - 1) // 2]
-        is_used = np.arange(WINDOW) < counts[:, None]
-        features = (self._features[:num_cells] * is_used[..., None]).sum(axis=1) / counts[:, None]
+        counts = np.array([len(self._kept[row]) for row in range(num_cells)])
+        medians, features = self._medians[:num_cells], self._features[:num_cells]
         if changed_row is not None:
             level = math.log(medians[changed_row] / _dot(features[changed_row], self._weights))
             if abs(level - self._levels[changed_row]) > SURPRISE:
@@ -325,11 +327,11 @@ class StepCostModel:
         self._corrections = corrections.tolist()
         self._timed = timed
 
-    def _correct(self, batch: int, num_verified: float, depth: int, prompt: int = 0) -> float:
+    def _correct(self, step: ObservedStep) -> float:
         """Return the correction of a step, as a logarithm."""
-        if prompt:
+        if step.prompt:
             return 0.0
-        return self._corrections[_size_class(batch)][self._find_depth(batch, num_verified, depth)]
+        return self._corrections[_size_class(step.batch)][self._find_depth(step)]
 
     def seconds(self, batch: int, widths: Floats) -> Floats:
         """Return the expected seconds at every depth 0 .. K, with ``widths`` draft tokens at each
@@ -477,32 +479,38 @@ class StepCostModel:
         self._weights = (self._guess * seconds).tolist()
 
     def _describe(self, step: ObservedStep) -> Row:
-        return self._describe_step(step.batch, step.verified, step.depth, step.prompt, step.mode)
-
-    def _describe_step(
-        self,
-        batch: int,
-        num_verified: float,
-        depth: int,
-        prompt: int = 0,
-        mode: GraphMode = GraphMode.FULL,
-    ) -> Row:
         """Describe a step as the features of the weights. A prompt's weight includes the missing
         FULL graph."""
-        if self.graphs is None:
-            return [*_find_features(batch, num_verified, depth, prompt)[:-NUM_GRAPH_TERMS]]
-        padded_width = num_verified if prompt else self.graphs.pad(batch + num_verified) - batch
-        graph_mode = GraphMode.FULL if prompt else mode
-        return [*_find_features(batch, padded_width, depth, prompt, graph_mode)]
+        batch, num_verified, depth, _, prompt, mode = step
+        tokens: float = batch + num_verified
+        if self.graphs is not None and not prompt:
+            tokens = self.graphs.pad(tokens)
+        features = StepTerms(
+            1.0,
+            batch,
+            tokens - batch,
+            depth > 0,
+            depth,
+            depth * batch,
+            num_verified > 0,
+            prompt > 0,
+            prompt,
+            max(tokens - KNEES[0], 0),
+            max(tokens - KNEES[1], 0),
+            max(tokens - KNEES[2], 0),
+            mode is GraphMode.PIECEWISE and not prompt,
+            mode is GraphMode.NONE and not prompt,
+        )
+        return [*features[: len(self._guess)]]
 
-    def _find_depth(self, batch: int, num_verified: float, depth: int) -> int:
+    def _find_depth(self, step: ObservedStep) -> int:
         """Return the depth whose correction a step has. A step that only verifies has that of its
         drafts."""
         if self._lookup:
             return 0
-        if depth or not num_verified:
-            return depth
-        return min(self.depth, max(1, round(num_verified / batch)))
+        if step.depth or not step.verified:
+            return step.depth
+        return min(self.depth, max(1, round(step.verified / step.batch)))
 
 
 def _solve(features: Floats, times: Floats, precisions: Floats) -> Floats:
@@ -544,28 +552,6 @@ def _is_number(value: object) -> TypeGuard[float]:
 def _dot(row: Iterable[float], column: Iterable[float]) -> float:
     product: float = sum(map(mul, row, column))
     return product
-
-
-def _find_features(
-    batch: int, num_verified: float, depth: int, prompt: int = 0, mode: GraphMode = GraphMode.FULL
-) -> StepTerms:
-    tokens = batch + num_verified
-    return StepTerms(
-        1.0,
-        batch,
-        num_verified,
-        depth > 0,
-        depth,
-        depth * batch,
-        num_verified > 0,
-        prompt > 0,
-        prompt,
-        max(tokens - KNEES[0], 0),
-        max(tokens - KNEES[1], 0),
-        max(tokens - KNEES[2], 0),
-        mode is GraphMode.PIECEWISE,
-        mode is GraphMode.NONE,
-    )
 
 
 def _classify_step(step: ObservedStep) -> Cell:

@@ -11,11 +11,11 @@ from eaglegate.engine.speculation.probes import (
     COLD_TRIALS,
     LONGEST_WAIT,
     PROBE_SHARE,
+    RETIMED,
     SAVED_STEPS,
     Optimum,
     Probes,
 )
-from eaglegate.engine.speculation.step_cost import TIMED
 from eaglegate.engine.types import DepthReason
 
 DEPTH = 4
@@ -73,6 +73,18 @@ def test_a_probe_that_is_worth_its_time_costs_nothing() -> None:
     """A probe whose tokens are worth more than its seconds needs no budget."""
     assert choose(Probes(), make_optimum(extra_s=0.002, survives=0.9)) is not None
     assert choose(Probes(), make_optimum(extra_s=0.002, survives=0.1)) is None
+
+
+def test_a_probe_whose_drafts_are_accepted_unexpectedly_is_paid_back() -> None:
+    probes, best = make_rich(), make_optimum(extra_s=0.004)
+    assert choose(probes, best) is not None
+    assert choose(probes, best) is None, "the budget is spent"
+    probes.conclude([])
+    probes.conclude([True, False, True])
+    assert choose(probes, best) is not None
+    probes.conclude([True, False, False])
+    assert not probes.is_doubtful
+    assert choose(probes, best) is None
 
 
 def test_the_budget_saves_up_no_more_than_part_of_a_step() -> None:
@@ -207,8 +219,8 @@ def test_a_depth_is_timed_until_its_time_is_known() -> None:
             made.append(probes.choose(best, steps_at, KNOWN, OLD))
         return any(probe is not None and probe.depth == 1 for probe in made)
 
-    assert tries(TIMED - 1)
-    assert not tries(TIMED)
+    assert tries(RETIMED - 1)
+    assert not tries(RETIMED)
 
 
 def make_planner(acceptance: float) -> DepthPlanner:
