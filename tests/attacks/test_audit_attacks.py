@@ -6,43 +6,31 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import structs
 
-from eaglegate.engine.scripted import ScriptedEngine, steps
+from eaglegate.engine.scripted import steps
 from eaglegate.engine.speculation.draft_versions import DraftVersion
 from eaglegate.engine.speculation.policy import SpeculationPolicy
-from eaglegate.engine.speculation.scores import UNPACED, AnswerScores, AuditPace
-from eaglegate.engine.types import EngineRequest, Step
+from eaglegate.engine.types import Step
 from eaglegate.features.audit.auditor import Auditor
 from eaglegate.features.audit.holds import AuditHolds
 from eaglegate.features.audit.records import write_nothing
 from eaglegate.features.doctor.doctor import Doctor
 from eaglegate.text.events import FinishReason
 from tests.features.audit.test_auditor import Notes as AuditNotes
+from tests.features.audit.test_auditor import ScoringEngine
 from tests.features.audit.test_grammar_judge import BEHIND_ANOTHER, DOUBLING, PLACES
 from tests.server.conftest import EOS, Lab
 
 HEALTH_S = 5.0
 """Far above a healthy answer, and far below what each attack took."""
 DRAFT = DraftVersion("abc", "/drafts/abc", "/drafts/abc")
-
-
-@dataclass
-class ScoringEngine(ScriptedEngine):
-    async def score(
-        self,
-        request: EngineRequest,
-        answer: Sequence[int],
-        dtype: str,
-        pace: AuditPace = UNPACED,
-    ) -> AnswerScores:
-        return AnswerScores((0.0,) * len(answer))
 
 
 class Notes(AuditNotes):
