@@ -113,21 +113,6 @@ class Results:
         with self._path.open("a", encoding="utf-8") as file:
             file.write("\n" + json.dumps(row, separators=(",", ":")))
 
-    def drift(self, answers: Sequence[Answer]) -> dict[str, list[float]]:
-        """Return means over positions by measure and depth."""
-        from eaglegate.lab.training.unrolling import MEASURES
-
-        rows = [self.by_id[answer.facts.id] for answer in answers if answer.facts.id in self.by_id]
-        count = sum(len(row["matches"] or row["chances"]) for row in rows) or 1
-        return {
-            name: [
-                round(sum(row["drift"][index][depth] for row in rows) / count, 4)
-                for depth in range(len(rows[0]["drift"][index]))
-            ]
-            for index, name in enumerate(MEASURES)
-            if rows
-        }
-
 
 def unroll_all(
     options: argparse.Namespace, fit: Sequence[Contestant], answers: Sequence[Answer]
@@ -188,7 +173,7 @@ def _unroll_todo(
         }
         trajectory = Trajectory(answer.prompt, answer.choice.token_ids or (), **sampling)
         for label, result in unroll_answers(target, missing_heads, trajectory, options.depth):
-            row = {"id": answer.facts.id, "matches": result.matches, "drift": result.drift}
+            row = {"id": answer.facts.id, "matches": result.matches}
             if trajectory.temperature > 0:
                 row["chances"] = [[round(p, 5) for p in line] for line in result.chances]
             results[label].add(row)

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import httpx
 
 from eaglegate.engine.flag_numbers import parse_number
 from eaglegate.engine.speculation.drafts import fingerprint_draft
@@ -94,19 +91,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--limit", type=int, help="read only the first LIMIT answers")
     add_key_file_argument(parser)
-    costs = parser.add_mutually_exclusive_group()
-    costs.add_argument(
+    parser.add_argument(
         "--cost-table",
         type=Path,
         metavar="FILE",
         help="step costs: step-costs.json of `eaglegate bench --depths`, an answer of GET "
         '/admin/speculation, or {"batches": [...], "depths": [...], "step_ms": [[...]]}',
-    )
-    costs.add_argument("--url", help="gateway with --depth auto, to read its step costs from")
-    parser.add_argument(
-        "--key",
-        default=os.environ.get("EAGLEGATE_ADMIN_API_KEY"),
-        help="an admin's API key for --url [EAGLEGATE_ADMIN_API_KEY]",
     )
     parser.add_argument(
         "--batch",
@@ -175,33 +165,11 @@ def compare(options: argparse.Namespace) -> Tournament:
 
 
 def read_costs(options: argparse.Namespace) -> CostTable | None:
-    """Read the step costs; None without any. Raises CompareError, OSError, ValueError."""
-    if options.cost_table is not None:
-        row = json.loads(options.cost_table.read_text(encoding="utf-8"))
-        return CostTable.parse(row, str(options.cost_table))
-    if options.url is None:
+    """Read the step costs; None without any. Raises OSError, ValueError."""
+    if options.cost_table is None:
         return None
-    url = options.url.rstrip("/").removesuffix("/v1")
-    row = fetch_planning(f"{url}/admin/speculation", options.key)
-    if not row.get("planner", {}).get("cost", {}).get("table"):
-        raise CompareError(
-            f"{url} has learnt no step costs: it does not choose depths itself, as one engine with "
-            "--depth auto does. Measure them: `eaglegate bench --depths` writes step-costs.json"
-        )
-    return CostTable.parse(row, url)
-
-
-def fetch_planning(url: str, key: str | None) -> Mapping[str, Any]:
-    """Fetch the planner's state from a gateway. Raises CompareError."""
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    try:
-        answer = httpx.get(url, headers=headers, timeout=30, trust_env=False)
-        row = answer.json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise CompareError(f"--url: no step costs from {url}: {error}") from None
-    if answer.status_code != httpx.codes.OK or not isinstance(row, dict):
-        raise CompareError(f"--url: {url} answered {answer.status_code}: {answer.text[:300]}")
-    return row
+    row = json.loads(options.cost_table.read_text(encoding="utf-8"))
+    return CostTable.parse(row, str(options.cost_table))
 
 
 def summarise(tournament: Tournament) -> dict[str, Any]:
@@ -222,11 +190,7 @@ def summarise(tournament: Tournament) -> dict[str, Any]:
         "plain_ms": find_plain_ms(tournament.cost, options.batch),
         "drafts": {
             contestant.label: describe(contestant)
-            | (
-                summarise_one(tournament, replays[contestant.label], contestant)
-                if contestant in fit
-                else {}
-            )
+            | (summarise_one(tournament, replays[contestant.label]) if contestant in fit else {})
             for contestant in tournament.contestants
         },
         "against": {
@@ -248,13 +212,8 @@ def find_plain_ms(cost: CostTable | None, batch: float) -> float | None:
     return cost.step_time(batch, 0) if cost is not None and cost.depths[0] == 0 else None
 
 
-def summarise_one(
-    tournament: Tournament, replays: Sequence[DraftReplay], contestant: Contestant
-) -> dict[str, Any]:
-    drift = tournament.results[contestant.label].drift(tournament.answers)
-    return summarise_draft(
-        replays, tournament.depths, tournament.cost, tournament.options.batch
-    ) | {"drift": drift}
+def summarise_one(tournament: Tournament, replays: Sequence[DraftReplay]) -> dict[str, Any]:
+    return summarise_draft(replays, tournament.depths, tournament.cost, tournament.options.batch)
 
 
 def inspect(text: str, target: Path, depth: int) -> Contestant:

@@ -112,7 +112,6 @@ class DraftsReport:
             yield self._section_against(label, slices)
         if self.results["live"]:
             yield self._section_of_live()
-        yield self._section_of_drift()
 
     def _section_of_depths(self, title: str, get_lengths: Any) -> Section:
         depths = sorted({*SHOWN_DEPTHS, self.max_depth} & set(self.results["depths"]))
@@ -206,15 +205,6 @@ class DraftsReport:
         title = "as served, and as predicted on the same answers"
         head = ["draft", "K", "slice", "live", "predicted", "live - predicted", "inside"]
         return Section(title, head, rows)
-
-    def _section_of_drift(self) -> Section:
-        rows = [
-            [label, name, *(f"{value:.3f}" if value < 10 else f"{value:.1f}" for value in curve)]
-            for label, draft in self.fit.items()
-            for name, curve in draft["drift"].items()
-        ]
-        head = ["draft", "measure", *map(str, self.results["depths"])]
-        return Section("attention drift by depth", head, rows)
 
 
 def format_length(length: Estimate | None) -> str:

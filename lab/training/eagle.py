@@ -159,9 +159,6 @@ class Depth:
     depth: int
     output: Tensor
     """Input of the output head: [batch, rows, hidden]."""
-    feedback: Tensor
-    attention: Tensor
-    """[batch, heads, rows, context + depth], with own tokens last."""
 
 
 NextTokens = Callable[[int, Tensor], Tensor]
@@ -209,7 +206,7 @@ def unroll(
             mixture = mixture + weights[..., length + i, None] * value
         features = mixture.transpose(1, 2).reshape(*rows.shape, -1)
         output, hidden = draft.outputs(attention.o_proj(features), hidden)
-        yield Depth(depth, output, hidden, weights)
+        yield Depth(depth, output)
         if depth + 1 < depths:
             x = draft.inputs(embed(next_tokens(depth, output)), hidden)
 

@@ -24,22 +24,10 @@ import torch
 from torch import Tensor
 
 from eaglegate.lab.training.checkpoint import load_draft
-from eaglegate.lab.training.eagle import Depth, Draft, known_tokens, own_tokens, unroll
+from eaglegate.lab.training.eagle import Draft, known_tokens, own_tokens, unroll
 from eaglegate.lab.training.target import TargetModel
 
 __all__ = ["DraftHead", "TargetModel", "Trajectory", "UnrolledAnswer", "unroll_answers"]
-
-SINK = 4
-"""Number of first prompt tokens, which attract attention that has no better place."""
-MEASURES = (
-    "fed-back norm",
-    "attention on sink",
-    "attention on prompt",
-    "attention on answer",
-    "attention on own tokens",
-    "own tokens, strongest head",
-)
-"""Names of the measures. Attention is the mean over heads, and its parts sum to one."""
 
 
 @dataclass(frozen=True)
@@ -84,21 +72,6 @@ class UnrolledAnswer:
     drafts before it matched; 1 or 0 for a greedy answer. For sampled drafts: the probability that
     the draft is accepted if those before it were; their ``matches`` are empty.
     """
-    drift: list[list[float]]
-    """Sums over positions of ``MEASURES``, by measure and depth."""
-
-
-def measure(depth: Depth, length: int, prompt: int) -> Tensor:
-    """Return sums over the rows of one exchange, in the order of MEASURES."""
-    weights = depth.attention[0].float()
-    mean = weights.mean(0)
-    sink = mean[:, :SINK].sum()
-    prompt_share = mean[:, SINK:prompt].sum()
-    own_share = mean[:, length:].sum()
-    answer_share = mean[:, prompt:length].sum()
-    peak_share = weights[:, :, length:].sum(-1).max(0).values.sum()
-    norm = depth.feedback[0].float().norm(dim=-1).sum()
-    return torch.stack([norm, sink, prompt_share, answer_share, own_share, peak_share]).double()
 
 
 @torch.no_grad()
@@ -158,7 +131,6 @@ def _unroll_one(
     survivors = torch.ones(count, dtype=torch.bool)
     matches = torch.zeros(count, dtype=torch.long)
     chances = torch.zeros(count, depths)
-    drift = []
     next_tokens = own_tokens(head.draft, head.target_ids)
     rope = target.rope(head.draft.shape)
     for depth in unroll(head.draft, target.embed, states, ids, rows, rope, depths, next_tokens):
@@ -174,9 +146,7 @@ def _unroll_one(
             chances[:, depth.depth] = torch.where(is_inside, distributions[row, guess], 0.0)
         survivors = hits
         matches += hits
-        drift.append(measure(depth, length, prompt).tolist())
-    by_measure = [list(values) for values in zip(*drift, strict=True)]
-    return UnrolledAnswer(matches.tolist(), chances.tolist(), by_measure)
+    return UnrolledAnswer(matches.tolist(), chances.tolist())
 
 
 def _unroll_sampled_drafts(
@@ -191,7 +161,6 @@ def _unroll_sampled_drafts(
     prompt, count, length = len(trajectory.prompt), len(trajectory.answer) - 1, ids.shape[1]
     rows = torch.arange(prompt - 1, prompt - 1 + count)[None]
     chances = torch.zeros(count, depths)
-    drift = []
     next_tokens = known_tokens(ids, rows)
     rope = target.rope(head.draft.shape)
     for depth in unroll(head.draft, target.embed, states, ids, rows, rope, depths, next_tokens):
@@ -203,9 +172,7 @@ def _unroll_sampled_drafts(
         target_chance = distributions[row].gather(-1, token).clamp(min=1e-9)
         share = (proposal.gather(-1, token) / target_chance).clamp(max=1.0)[:, 0]
         chances[:, depth.depth] = torch.where(positions < length, share, 0.0)
-        drift.append(measure(depth, length, prompt).tolist())
-    by_measure = [list(values) for values in zip(*drift, strict=True)]
-    return UnrolledAnswer([], chances.tolist(), by_measure)
+    return UnrolledAnswer([], chances.tolist())
 
 
 def _to_target_ids(chances: Tensor, target_ids: Tensor | None, vocabulary: int) -> Tensor:

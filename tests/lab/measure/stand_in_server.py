@@ -36,9 +36,6 @@ class StandInServer:
     """A tool call of this name and arguments instead of content."""
     obeys: bool = False
     """Drafts as deep as a request says, at a quarter of a step a draft; three of them are right."""
-    step_costs: dict[str, Any] | None = None
-    """The planner's table in the answer of GET /admin/speculation."""
-    admin_key: str = ""
 
     def app(self) -> Starlette:
         return Starlette(
@@ -46,7 +43,6 @@ class StandInServer:
                 Route("/v1/models", self.models),
                 Route("/metrics", self.metrics),
                 Route("/ready", self.ready),
-                Route("/admin/speculation", self.speculation),
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
                 Route("/v1/completions", self.chat, methods=["POST"]),
             ]
@@ -65,12 +61,6 @@ class StandInServer:
 
     async def ready(self, _: Request) -> Response:
         return JSONResponse({"status": "ready", "engine": {"num_speculative_tokens": self.depth}})
-
-    async def speculation(self, request: Request) -> Response:
-        if self.admin_key and request.headers.get("authorization") != f"Bearer {self.admin_key}":
-            return JSONResponse({"error": {"message": "needs an admin's key"}}, 401)
-        planner = {"planner": {"cost": {"table": self.step_costs}}} if self.step_costs else {}
-        return JSONResponse({"depth": None} | planner)
 
     @property
     def verified(self) -> list[tuple[int, int]]:
