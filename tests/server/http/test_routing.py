@@ -83,21 +83,16 @@ async def test_a_form_is_refused_by_the_path_first(lab, path, status):
         ("GET", "/models", "/v1/models"),
         ("GET", "/models/demo", "/v1/models/demo"),
         ("GET", "/health/", "/health"),
+        ("POST", "/v1/nothing", None),
+        ("GET", "/chat/completions", None),
+        ("GET", "//", None),
     ],
 )
 async def test_a_path_without_its_prefix_is_told_the_right_one(lab, method, path, meant):
     answer = await lab.call(method, path, {})
     assert answer.status == 404
-    assert f"Did you mean {meant}?" in answer.json["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("method", "path"), [("POST", "/v1/nothing"), ("GET", "/chat/completions"), ("GET", "//")]
-)
-async def test_unknown_paths_without_a_neighbour_have_no_hint(lab, method, path):
-    answer = await lab.call(method, path, {})
-    assert answer.status == 404
-    assert "Did you mean" not in answer.json["error"]["message"]
+    hint = f"Did you mean {meant}?" if meant else "Did you mean"
+    assert (hint in answer.json["error"]["message"]) == bool(meant)
 
 
 async def test_no_path_redirects(lab):

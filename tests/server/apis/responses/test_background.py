@@ -125,34 +125,24 @@ async def test_a_client_that_leaves_while_it_cancels_leaves_no_half_cancelled_ru
     assert await stored_status(lab, made["id"]) == "cancelled"
 
 
-async def test_the_end_is_told_even_when_it_cannot_be_stored(lab, caplog):
-    endless(lab)
-    made = await begin(lab)
-
+@pytest.mark.parametrize("ending", ["cancel", "fault"])
+async def test_the_end_is_told_even_when_it_cannot_be_stored(lab, caplog, ending):
     async def settle(_stored):
-        raise RuntimeError("not even a StoreFailed")
+        raise RuntimeError("not even a StoreFailed") if ending == "cancel" else StoreFailed("away")
 
+    endless(lab)
+    if ending == "fault":
+        lab.engine.script = [EngineFailed("no")]
     lab.gateway.store.settle = settle
+    made = await begin(lab)
     at = f"{URL}/{made['id']}"
     async with asyncio.timeout(10):
-        assert (await lab.post(f"{at}/cancel", {})).json["status"] == "cancelled"
+        if ending == "cancel":
+            assert (await lab.post(f"{at}/cancel", {})).json["status"] == "cancelled"
+            assert "cannot store the background response" in caplog.text
         events = said(await lab.get(f"{at}?stream=true"))
-    assert events[-1]["response"]["store"] is False
-    assert (await lab.get(at)).json == events[-1]["response"]
-    assert "cannot store the background response" in caplog.text
-
-
-async def test_a_fault_that_cannot_be_stored_says_so_in_its_last_event(lab):
-    lab.engine.script = [EngineFailed("no")]
-
-    async def settle(_stored):
-        raise StoreFailed("away")
-
-    lab.gateway.store.settle = settle
-    made = await begin(lab)
-    at = f"{URL}/{made['id']}"
-    events = said(await lab.get(f"{at}?stream=true"))
-    assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
+    if ending == "fault":
+        assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
     assert events[-1]["response"]["store"] is False
     assert (await lab.get(at)).json == events[-1]["response"]
 
