@@ -1,8 +1,8 @@
 """Regret of the depth planner against fixed depths, no draft and an oracle, simulated.
 
-``lab/benchmarks/regret_sim.py`` is the engine, with known survivals, and step times that were
-measured on the 40-layer demo or are shaped like a GPU's (``--gpu``). Every lane serves the same
-requests. Usage: ``python -m eaglegate.lab.benchmarks.regret [--seeds 3] [--gpu]``
+``tests/engine/speculation/regret_sim.py`` is the engine, with known survivals, and step times that
+were measured on the 40-layer demo or are shaped like a GPU's (``--gpu``). Every lane serves the
+same requests. Usage: ``python -m eaglegate.lab.benchmarks.regret [--seeds 3] [--gpu]``
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import argparse
 import statistics
 from collections.abc import Sequence
 
-from eaglegate.lab.benchmarks.regret_sim import (
+from tests.engine.speculation.regret_sim import (
     GPUS,
     PHASES,
     GpuTable,

@@ -1,6 +1,6 @@
 """A minute of service by scripted tokens; what grows then, grows for ever.
 
-``lab/benchmarks/soak.py`` does the same for an hour with real engines, and measures their memory.
+``process_soak.py`` does the same for an hour with real engines, and measures their memory.
 """
 
 from __future__ import annotations

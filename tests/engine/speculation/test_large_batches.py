@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eaglegate.engine.speculation.planner import DepthPlanner
-from eaglegate.lab.benchmarks.regret_sim import (
+from tests.engine.speculation.regret_sim import (
     DEPTH,
     FRIENDLY,
     H100,

@@ -10,7 +10,7 @@ from eaglegate.engine.speculation.probes import PROBE_SHARE, TIMING_STEPS
 from eaglegate.engine.speculation.step_cost import ObservedStep, StepCostModel
 from eaglegate.engine.speculation.survival import LEVELS, START, SurvivalEstimator
 from eaglegate.engine.types import DepthReason
-from eaglegate.lab.benchmarks.regret_sim import (
+from tests.engine.speculation.regret_sim import (
     FRIENDLY,
     HOSTILE,
     LONG,

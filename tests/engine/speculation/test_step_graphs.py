@@ -13,7 +13,7 @@ from eaglegate.engine.speculation.probes import Optimum
 from eaglegate.engine.speculation.step_cost import ObservedStep, StepCostModel
 from eaglegate.engine.speculation.step_graphs import GraphMode, StepGraphs
 from eaglegate.engine.speculation.uniform import prefer_uniform
-from eaglegate.lab.benchmarks.regret_sim import (
+from tests.engine.speculation.regret_sim import (
     DEPTH,
     FRIENDLY,
     GPUS,

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from eaglegate.lab.benchmarks import soak
+from tests.faults import process_soak as soak
 
 GROWTH = 60.0
 """Per hour."""

@@ -1,6 +1,6 @@
 """Serve for an hour with the doctor and the auditor on, and measure growth in each process.
 
-    python -m eaglegate.lab.benchmarks.soak [--minutes 60] [--clients 2] [--out samples.json]
+    python -m tests.faults.process_soak [--minutes 60] [--clients 2] [--out samples.json]
 
 Two systems run at once, each with clients of every kind (``tests/faults/soak.py``): a gateway with
 its engine, with audits and the doctor, and a gateway in front of a vLLM server. The first has the
