@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from .tree import ROOMS, Tree
 
 LINES = {
-    "server": 21_700,
+    "server": 21_600,
     "engine": 25_900,
     "observability": 4_700,
     "features": 8_000,
-    "text": 13_600,
-    "lab": 19_600,
+    "text": 13_500,
+    "lab": 16_400,
     "src": 100,
-    "tests": 74_400,
+    "tests": 75_100,
     "scripts": 2_300,
     "deploy": 1_100,
     "docs": 200,
