@@ -147,6 +147,18 @@ async def test_the_end_is_told_even_when_it_cannot_be_stored(lab, caplog, ending
     assert (await lab.get(at)).json == events[-1]["response"]
 
 
+async def test_a_running_response_can_be_deleted(lab):
+    endless(lab)
+    made = await begin(lab)
+    at = f"{URL}/{made['id']}"
+    follower = asyncio.ensure_future(lab.get(f"{at}?stream=true"))
+    assert (await lab.delete(at)).json["deleted"]
+    assert not lab.engine.running
+    assert (await lab.get(at)).status == 404
+    async with asyncio.timeout(10):
+        await follower
+
+
 async def test_a_cancel_after_the_end_changes_nothing(lab):
     lab.says("done")
     made = await begin(lab)
