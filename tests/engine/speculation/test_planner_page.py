@@ -14,7 +14,7 @@ from eaglegate.engine.types import DepthReason
 PAGE = (Path(__file__).parents[3] / "docs" / "planner.md").read_text("utf-8")
 EXAMPLE = r"```python\n(.*?)```.*?```text\n(.*?)```(.*?)\n## "
 ((PROGRAM, OUTPUT, EXPLANATION),) = re.findall(EXAMPLE, PAGE, re.DOTALL)
-REASONS = re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)
+REASONS = re.findall(r"^\| `(\w+)` \|", PAGE.partition("## A worked example")[0], re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
