@@ -8,7 +8,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,6 +53,9 @@ INJECTED = "INJECTED_FAULT"
 """Environment variable of a served gateway's engine: the fault to start with."""
 ON: set[str] = {os.environ[INJECTED]} if INJECTED in os.environ else set()
 """Faults that are switched on in this process."""
+SLOW_DRAFTS = "SLOW_DRAFTS"
+"""Environment variable with the name of a file. While it exists, each draft takes longer."""
+SLOW_S = 0.3
 STALE: list[float] = []
 """The temperature of the request before."""
 FREED: set[str] = set()
@@ -98,6 +103,8 @@ def propose(original: Callable[..., Any], drafter: Any, *args: Any, **kwargs: An
     deep_steps = sum(most > 1 for most in MOST_DRAFTS)
     if DIES_DRAFTING in ON and MOST_DRAFTS[-1] > 1 and deep_steps >= DEEP_STEPS_TO_DEATH:
         os.abort()
+    if SLOW_DRAFTS in os.environ and Path(os.environ[SLOW_DRAFTS]).exists():
+        time.sleep(SLOW_S)
     return original(drafter, *args, **kwargs)
 
 
