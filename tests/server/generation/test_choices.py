@@ -10,8 +10,6 @@ import pytest
 from eaglegate.engine.errors import EngineDead
 from eaglegate.engine.scripted import Pause, ScriptedEngine
 from eaglegate.engine.types import Step
-from eaglegate.server.errors import GatewayError
-from eaglegate.server.generation.generate import _run_all
 from tests.server.conftest import call
 
 LIMIT_S = 5
@@ -71,24 +69,3 @@ async def test_an_engines_fault_in_one_choice_is_told_and_aborts_the_others(lab)
     answer = await asyncio.wait_for(lab.chat(n=2), LIMIT_S)
     assert answer.status == 503
     assert not lab.engine.running
-
-
-async def test_every_choice_has_ended_when_an_error_is_raised():
-    """A choice's part of the engine is given back before the request is over."""
-    closed = False
-
-    async def slow():
-        nonlocal closed
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(0.01)
-            closed = True
-
-    async def failing():
-        await asyncio.sleep(0.01)
-        raise GatewayError("no")
-
-    with pytest.raises(GatewayError):
-        await _run_all([slow(), failing()])
-    assert closed
