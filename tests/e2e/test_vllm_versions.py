@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,6 +25,7 @@ REFUSAL = "Scheduler._update_after_schedule is missing (planner)"
 OTHER = "" if OVERLAY else str(ROOT / ".vllm-0.33")
 """Folder of the tested vLLM that these tests do not run on; empty for that of .venv."""
 QUESTIONS = ("What is 84 - 37?", "Tell me a story about a cat.", "Count from one to ten.")
+JOIN_S = 120.0
 TOTALS = {"verify_steps": "num_drafts", "accepted_tokens": "num_accepted_tokens"}
 
 
@@ -80,6 +82,13 @@ def test_the_flag_starts_it_without_that_promise(
     assert REFUSAL in (tmp_path / "serve.log").read_text()
 
 
+def until_serving(gateway: RunningGateway, number: int) -> None:
+    deadline = time.monotonic() + JOIN_S
+    while (gateway.metric("eaglegate_worker_state", state="serving") or 0) < number:
+        assert time.monotonic() < deadline, "a worker does not join"
+        time.sleep(0.1)
+
+
 def count(workers: list[WorkerProcess], name: str) -> float:
     return sum(worker.metric(f"vllm:spec_decode_{name}_total") for worker in workers)
 
@@ -100,6 +109,7 @@ def test_workers_of_two_versions_serve_one_gateway(tmp_path: Path) -> None:
         probe = "--upstream-probe-s=120"
         line = (*GATEWAY[:-1], probe, "--upstream", urls)
         with serving(tmp_path / "serve.log", line) as gateway:
+            until_serving(gateway, 2)  # a probe after this would be counted by its worker alone
             before = {name: count(workers, name) for name in TOTALS.values()}
             for question in QUESTIONS:
                 first, *more = (said(ask(gateway, question)) for _ in range(4))
