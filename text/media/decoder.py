@@ -69,7 +69,7 @@ class Refused(ValueError):
 def answer(data: bytes, form: str, task: str, max_pixels: int) -> Answer:
     """Return the numbers and bytes that answer a question, or the reason of a refusal.
 
-    No format but ``form`` is tried, a name of Pillow's.
+    Only ``form`` is decoded, a name of Pillow's.
     """
     start = process_time()
     try:
@@ -77,6 +77,8 @@ def answer(data: bytes, form: str, task: str, max_pixels: int) -> Answer:
             if process_time() - start > HEADER_CPU_S:
                 return DAMAGED, b""
             _check_size(*image.size, max_pixels)
+            if task == "check":
+                _check_only_format(data, form)
             return ([*image.size], b"") if task == "look" else _decode(image, task)
     except Refused as error:
         return str(error), b""
@@ -86,6 +88,20 @@ def answer(data: bytes, form: str, task: str, max_pixels: int) -> Answer:
         return TOO_MUCH_MEMORY, b""
     except Exception:  # decoders raise nearly any error for damaged data
         return DAMAGED, b""
+
+
+def _check_only_format(data: bytes, form: str) -> None:
+    """Raises Refused for an image that a worker could decode as another one.
+
+    vLLM tries all of Pillow's formats, some of which ignore the first bytes.
+    """
+    Pillow.init()
+    try:
+        with Pillow.open(BytesIO(data), formats=[*Pillow.OPEN.keys() - {form}]) as other:
+            name = other.format
+    except Exception:  # no other decoder reads it
+        return
+    raise Refused(f"An image must have one format; this {form} is a {name}, too. Encode it again.")
 
 
 def _decode(image: Pillow.Image, task: str) -> Answer:

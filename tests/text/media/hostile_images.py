@@ -197,6 +197,8 @@ def list_other_formats() -> Iterator[Case]:
     yield Case("AVIF", b"\0\0\0 ftypavif", "this is an AVIF")
     yield Case("HEIC", b"\0\0\0 ftypheic", "this is a HEIC")
     yield Case("icon", encode(small, "ICO"), "this is an icon")
+    photo_cd = make_png(make_chunk(b"prVt", bytes(2048 - 41) + b"PCD_" + bytes(1 << 20)))
+    yield Case("Photo CD in a PNG", photo_cd, "this PNG is a PCD, too")
     yield Case("PDF", b"%PDF-1.7\n" + make_picture("JPEG"), "this is a PDF")
     yield Case("page", b"<!DOCTYPE html><title>404</title>", "this is an HTML page")
     yield Case("PostScript", b"%!PS-Adobe-3.0 EPSF-3.0\n(%pipe%id) (w) file", "none of these")
