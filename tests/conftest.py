@@ -94,7 +94,6 @@ LONGEST = (
     "e2e/test_prove.py",
     "e2e/test_draft_swap.py",
     "e2e/test_many_keys.py",
-    "engine/vllm_backend/test_tensor_parallel.py",
     "engine/vllm_backend/test_async_scheduling.py",
     "faults/test_connection_flood.py",
     "engine/vllm_backend/test_draft_swap.py",
@@ -103,6 +102,7 @@ LONGEST = (
     "e2e/test_image_sdks.py",
     "e2e/test_start.py",
     "e2e/test_playground.py",
+    "engine/vllm_backend/test_tensor_parallel.py",
 )
 """Files whose slow tests take more than half a minute, the longest first: begun last, one of them
 would run beside an idle core.

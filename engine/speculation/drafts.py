@@ -285,8 +285,9 @@ def is_whole(version: DraftVersion) -> bool:
     return False
 
 
-INSPECT_S = 60.0
-"""Time limit of one inspection in seconds. A large draft on a busy machine takes two."""
+INSPECT_S = 120.0
+"""Time limit of one inspection in seconds. It takes two, and over 60 beside the busy workers of two
+ranks on two cores."""
 MEMORY_BYTES = 4 << 30
 
 
