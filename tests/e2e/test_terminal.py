@@ -12,7 +12,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -57,9 +57,6 @@ def top_in_a_terminal(*arguments: str) -> Iterator[Callable[[str], None]]:
         yield read_until
     finally:
         process.send_signal(signal.SIGINT)
-        with suppress(OSError):  # of a terminal that the program has left; a full one stops it
-            while os.read(ours, 1 << 16):
-                pass
         assert process.wait(30) == 0
         os.close(ours)
 
