@@ -283,7 +283,8 @@ def demo_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGa
 
     Tests compare its texts with other engines'. In bfloat16, the demo's own type, two tokens may be
     equal within the rounding of another batch; some CPUs (AMX) round differently for every size.
+    This gateway is started as a user would, and spawns its engine.
     """
     log = tmp_path_factory.mktemp("demo") / "serve.log"
-    with serving(log, ("--dtype=float32",)) as gateway:
+    with serving(log, ("--dtype=float32",), forks=False) as gateway:
         yield gateway

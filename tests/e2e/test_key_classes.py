@@ -104,11 +104,6 @@ def ask_batch(gateway: RunningGateway) -> list[str]:
         return [*pool.map(lambda at: ask(gateway, "nightly", f"{at} lions", 60), range(BATCH))]
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="the planner sees no price of a verified token on the demo at some starts, so a batch "
-    "key kept a depth of 2.84 of 3; to be found out",
-)
 def test_the_batch_key_gives_up_depth_and_the_latency_key_keeps_it(
     gateway: RunningGateway,
 ) -> None:
