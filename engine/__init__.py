@@ -12,10 +12,10 @@ would stop a start.
 ``recovery.py`` submits requests again, ``continuation.py`` joins the steps without a gap, and
 ``pool.py`` has the code that both share.
 
-``speculation`` has the formulas in ``accounting.py``, the depth of a request in ``policy.py``, and
-the depth of a step by its cost in ``planner.py``. ``inspection`` checks that a draft fits a target
-before anything is loaded, ``drafts.py`` copies drafts, and ``swap.py`` exchanges the running one.
-``scores.py`` has the target's scores of an answer, without the draft.
+``speculation`` has four rooms. ``accounts`` has the formulas, and the target's scores of an answer.
+``policy`` decides the depth of a request, and ``planner`` that of a step by its cost. ``drafts``
+knows drafting methods, inspects whether a draft fits a target, copies drafts, and exchanges the
+running one.
 
 The callers are ``server.backends``, where a new engine goes, and ``server.generation``. An engine
 for workers is a module of ``remote`` and a row in its ``ENGINES``.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from eaglegate.engine.base import Engine
 from eaglegate.engine.errors import EngineDead, EngineError
-from eaglegate.engine.speculation.accounting import intern_step, trim_decode
+from eaglegate.engine.speculation.accounts.accounting import intern_step, trim_decode
 from eaglegate.engine.steps import put
 from eaglegate.engine.types import (
     EngineInfo,

@@ -1,4 +1,4 @@
-"""Sums of accounts, and the ratios that follow from them (``speculation/accounting.py``)."""
+"""Sums of accounts, and the ratios that follow from them (``speculation/accounts/``)."""
 
 from __future__ import annotations
 

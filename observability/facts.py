@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import Struct
 
 from eaglegate.engine.events import RequestFacts
-from eaglegate.engine.speculation.draft_versions import DraftSwap
+from eaglegate.engine.speculation.drafts.versions import DraftSwap
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.types import EngineInfo
 

@@ -10,7 +10,7 @@ from operator import attrgetter, sub
 from msgspec.structs import replace
 
 from eaglegate.engine.events import Event, Finish, Usage
-from eaglegate.engine.speculation.accounting import spread_account, sum_steps, trim_decode
+from eaglegate.engine.speculation.accounts.accounting import spread_account, sum_steps, trim_decode
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import DecodeStep, EngineRequest, Step
 from eaglegate.text.events import (

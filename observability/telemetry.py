@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from eaglegate.engine.base import Engine, SupportsPlanning, SupportsUnclaimed
 from eaglegate.engine.events import Observation, RequestFacts
 from eaglegate.engine.machine import NvmlGpu
-from eaglegate.engine.speculation.draft_versions import DraftSwap, DraftVersion
+from eaglegate.engine.speculation.drafts.versions import DraftSwap, DraftVersion
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineInfo, EngineRequest
@@ -64,7 +64,7 @@ from eaglegate.observability.sequence import MonotonicClock, SequenceTimeline
 from eaglegate.observability.windows import KEY, TEMPLATE, SliceWindows
 
 if TYPE_CHECKING:
-    from eaglegate.engine.speculation.swap import DraftManager
+    from eaglegate.engine.speculation.drafts.swap import DraftManager
 
 
 Group = TypeVar("Group", bound=MetricGroup)

@@ -22,16 +22,16 @@ from eaglegate.engine.preflight.memory import (
     check_known_gpus,
     check_memory,
 )
-from eaglegate.engine.speculation.inspection import Severity, SpeculationReport
-from eaglegate.engine.speculation.inspection.checkpoint import (
+from eaglegate.engine.speculation.drafts.inspection import Severity, SpeculationReport
+from eaglegate.engine.speculation.drafts.inspection.checkpoint import (
     NotDownloaded,
     NotInspectable,
     open_model,
     read_json,
 )
-from eaglegate.engine.speculation.inspection.recurrent import RECURRENT_ON_CPU, is_recurrent
-from eaglegate.engine.speculation.inspection.weights import InvalidCheckpoint
-from eaglegate.engine.speculation.naming import explain_missing_target
+from eaglegate.engine.speculation.drafts.inspection.recurrent import RECURRENT_ON_CPU, is_recurrent
+from eaglegate.engine.speculation.drafts.inspection.weights import InvalidCheckpoint
+from eaglegate.engine.speculation.drafts.naming import explain_missing_target
 from eaglegate.engine.vllm_parts import examine_installed
 
 __all__ = ["EnginePlan", "PreflightReport", "make_plan", "preflight"]

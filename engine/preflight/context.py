@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from eaglegate.engine.machine import GIB, Machine
-from eaglegate.engine.speculation.inspection import SpeculationReport, inspect_draft
-from eaglegate.engine.speculation.inspection.checkpoint import (
+from eaglegate.engine.speculation.accounts.prefix_cost import find_prefix_cost
+from eaglegate.engine.speculation.drafts.inspection import SpeculationReport, inspect_draft
+from eaglegate.engine.speculation.drafts.inspection.checkpoint import (
     Checkpoint,
     NotDownloaded,
     NotInspectable,
@@ -19,10 +20,13 @@ from eaglegate.engine.speculation.inspection.checkpoint import (
     open_model,
     read_config,
 )
-from eaglegate.engine.speculation.inspection.configs import TEXT_PARTS, TargetConfig, read_target
-from eaglegate.engine.speculation.inspection.weights import InvalidCheckpoint
-from eaglegate.engine.speculation.naming import SHORT, name_speculation
-from eaglegate.engine.speculation.prefix_cost import find_prefix_cost
+from eaglegate.engine.speculation.drafts.inspection.configs import (
+    TEXT_PARTS,
+    TargetConfig,
+    read_target,
+)
+from eaglegate.engine.speculation.drafts.inspection.weights import InvalidCheckpoint
+from eaglegate.engine.speculation.drafts.naming import SHORT, name_speculation
 from eaglegate.engine.types import TEXT_AND_IMAGES, TEXT_ONLY
 from eaglegate.engine.vllm_contract import find_vllm
 

@@ -33,7 +33,7 @@ from eaglegate.engine.remote.reading import (
     read_object,
     read_optional_object,
 )
-from eaglegate.engine.speculation.accounting import intern_step
+from eaglegate.engine.speculation.accounts.accounting import intern_step
 from eaglegate.engine.steps import push_steps, put
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import (

@@ -33,7 +33,7 @@ from eaglegate.engine.remote.reading import (
     read_optional_object,
 )
 from eaglegate.engine.remote.upstream import LocalModel
-from eaglegate.engine.speculation.accounting import intern_step
+from eaglegate.engine.speculation.accounts.accounting import intern_step
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import (
     DecodeStep,

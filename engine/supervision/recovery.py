@@ -26,7 +26,7 @@ from eaglegate.engine.errors import (
     RequestQuarantined,
     RequestRejected,
 )
-from eaglegate.engine.speculation.accounting import sum_steps
+from eaglegate.engine.speculation.accounts.accounting import sum_steps
 from eaglegate.engine.steps import put
 from eaglegate.engine.supervision.continuation import Continuation, ReplayDiverged
 from eaglegate.engine.supervision.draft_blame import DeathInquiry

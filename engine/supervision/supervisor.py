@@ -33,8 +33,13 @@ from eaglegate.engine.errors import (
     EngineStartError,
     RequestRejected,
 )
-from eaglegate.engine.speculation.draft_versions import SwapsDrafts
-from eaglegate.engine.speculation.scores import UNPACED, AnswerScores, AuditPace, ScoresAnswers
+from eaglegate.engine.speculation.accounts.scores import (
+    UNPACED,
+    AnswerScores,
+    AuditPace,
+    ScoresAnswers,
+)
+from eaglegate.engine.speculation.drafts.versions import SwapsDrafts
 from eaglegate.engine.supervision.policy import (
     AppliedDepth,
     LossCause,
@@ -199,8 +204,8 @@ class SupervisedEngine(
             log.error("the depth was not bounded: %s", error)
 
     async def swap_draft(self, path: str, running_draft: str) -> float:
-        """See ``engine.speculation.draft_versions.SwapsDrafts``. A restarted engine starts with its
-        own draft."""
+        """See ``engine.speculation.drafts.versions.SwapsDrafts``. A restarted engine starts with
+        its own draft."""
         session = self._live_session
         if session is None:
             raise EngineDead(self._reason)
@@ -272,7 +277,8 @@ class SupervisedEngine(
         dtype: str,
         pace: AuditPace = UNPACED,
     ) -> AnswerScores:
-        """See ``engine.speculation.scores.ScoresAnswers``. Fails at once while the engine restarts.
+        """See ``engine.speculation.accounts.scores.ScoresAnswers``. Fails at once while the engine
+        restarts.
 
         Raises EngineDead only if the engine died by itself. An engine that a signal from outside
         has ended proves nothing about the answer.

@@ -24,9 +24,9 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from eaglegate.engine.gpus import list_gpus, select_gpus
-from eaglegate.engine.speculation.inspection.checkpoint import looks_like_hub_id
-from eaglegate.engine.speculation.inspection.recurrent import RECURRENT_ON_CPU
-from eaglegate.engine.speculation.naming import name_speculation
+from eaglegate.engine.speculation.drafts.inspection.checkpoint import looks_like_hub_id
+from eaglegate.engine.speculation.drafts.inspection.recurrent import RECURRENT_ON_CPU
+from eaglegate.engine.speculation.drafts.naming import name_speculation
 from eaglegate.engine.vllm_backend import prepare_cpu, prepare_offline
 from eaglegate.engine.vllm_backend.class_names import SCHEDULER, WORKER
 from eaglegate.engine.vllm_backend.graphs import choose_depths, choose_sizes, declare_depths

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from vllm.sampling_params import SamplingParams
 
-from eaglegate.engine.speculation.scores import ScoringRules
+from eaglegate.engine.speculation.accounts.scores import ScoringRules
 from eaglegate.engine.vllm_backend.prompt_rows import Logits, PromptModel, adapt_rows
 from eaglegate.engine.vllm_backend.scoring import AnswerScorer, AuditedTokens
 from eaglegate.engine.vllm_fields import AUDIT

@@ -25,8 +25,8 @@ from vllm.config import set_current_vllm_config
 from vllm.utils.platform_utils import is_pin_memory_available
 from vllm.v1.engine.core import EngineCore
 
-from eaglegate.engine.speculation.inspection.checkpoint import find_weight_files
-from eaglegate.engine.speculation.inspection.weights import read_header
+from eaglegate.engine.speculation.drafts.inspection.checkpoint import find_weight_files
+from eaglegate.engine.speculation.drafts.inspection.weights import read_header
 
 log = logging.getLogger(__name__)
 

@@ -45,9 +45,7 @@ from eaglegate.engine.errors import (
 )
 from eaglegate.engine.logs import LineFormat, pass_line
 from eaglegate.engine.machine import count_oom_kills, is_stopped
-from eaglegate.engine.speculation.draft_versions import SwapsDrafts
-from eaglegate.engine.speculation.methods import find_method
-from eaglegate.engine.speculation.scores import (
+from eaglegate.engine.speculation.accounts.scores import (
     PIECE,
     UNPACED,
     AnswerScores,
@@ -55,6 +53,8 @@ from eaglegate.engine.speculation.scores import (
     ScoresAnswers,
     split_audit,
 )
+from eaglegate.engine.speculation.drafts.methods import find_method
+from eaglegate.engine.speculation.drafts.versions import SwapsDrafts
 from eaglegate.engine.steps import NullSink
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import (
@@ -356,7 +356,7 @@ class VllmEngine(
         dtype: str,
         pace: AuditPace = UNPACED,
     ) -> AnswerScores:
-        """See ``eaglegate.engine.speculation.scores.ScoresAnswers``."""
+        """See ``eaglegate.engine.speculation.accounts.scores.ScoresAnswers``."""
         llm, _ = self._require_running()
         caches = llm.vllm_config.cache_config.enable_prefix_caching
         parts = []

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from vllm.config import CUDAGraphMode, VllmConfig
 
-from eaglegate.engine.speculation.step_graphs import StepGraphs
+from eaglegate.engine.speculation.planner.step_graphs import StepGraphs
 
 MAX_BATCH_SIZE = 1 << 20
 """Last batch size of the last depth."""

@@ -19,9 +19,9 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 
+from eaglegate.engine.speculation.drafts.methods import Runner, StepDepth, find_method
 from eaglegate.engine.speculation.lookup.chooser import LookupChooser
 from eaglegate.engine.speculation.lookup.twin import TWIN_TOKENS
-from eaglegate.engine.speculation.methods import Runner, StepDepth, find_method
 from eaglegate.engine.vllm_fields import (
     DEPTH,
     LOOKUP_BOUND,

@@ -34,7 +34,7 @@ from vllm.v1.engine.output_processor import (
 from vllm.v1.metrics.stats import IterationStats
 
 from eaglegate.engine.errors import EngineDead, EngineFailed
-from eaglegate.engine.speculation.accounting import sum_steps
+from eaglegate.engine.speculation.accounts.accounting import sum_steps
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import DecodeStep, EngineRequest, Step, StepTrace
 from eaglegate.engine.vllm_backend import translate

@@ -12,11 +12,11 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
+from eaglegate.engine.speculation.drafts.methods import StepBehaviour, StepDepth
 from eaglegate.engine.speculation.fair_share import FairShare, ShareMember
-from eaglegate.engine.speculation.methods import StepBehaviour, StepDepth
-from eaglegate.engine.speculation.planner import DepthPlan, DepthPlanner
-from eaglegate.engine.speculation.step_cost import ObservedStep
-from eaglegate.engine.speculation.step_graphs import GraphMode
+from eaglegate.engine.speculation.planner.planner import DepthPlan, DepthPlanner
+from eaglegate.engine.speculation.planner.step_cost import ObservedStep
+from eaglegate.engine.speculation.planner.step_graphs import GraphMode
 from eaglegate.engine.types import DepthReason
 from eaglegate.engine.vllm_backend.graphs import read_graphs
 from eaglegate.engine.vllm_backend.steering import ReasoningSpan

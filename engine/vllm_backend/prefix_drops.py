@@ -2,7 +2,7 @@
 
 vLLM drops the last block of a hit for drafts that read hidden states. This module counts its tokens
 for each request: the hit without the drop, minus the actual hit. The rule is in
-``engine/speculation/prefix_cost.py``.
+``engine/speculation/accounts/prefix_cost.py``.
 """
 
 from __future__ import annotations

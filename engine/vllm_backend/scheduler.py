@@ -11,7 +11,7 @@ its deepest request asks for, and every request keeps as many drafts as it asks 
 Two features of vLLM are off, because they count drafts that were never made: padding requests with
 -1 after a prefix-cache hit, and zeros for drafts near the end of the context.
 
-With a planner (``--depth auto``, speculation/planner.py) requests without their own depth get the
+With a planner (``--depth auto``, speculation/planner/) requests without their own depth get the
 most profitable depth; ``planning.py`` asks the planner at every step.
 
 A step in which no request drafts skips the draft model (``worker.py``) and so leaves a hole in its
@@ -38,7 +38,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-from eaglegate.engine.speculation.methods import (
+from eaglegate.engine.speculation.drafts.methods import (
     FULL_RUNS,
     DraftMethod,
     Runner,

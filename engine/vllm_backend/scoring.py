@@ -17,7 +17,7 @@ from math import log
 
 import torch
 
-from eaglegate.engine.speculation.scores import AnswerScores, Choosing, ScoringRules
+from eaglegate.engine.speculation.accounts.scores import AnswerScores, Choosing, ScoringRules
 from eaglegate.engine.vllm_backend.position_noise import add_noise
 
 MAX_LOGITS = 1 << 22

@@ -29,10 +29,10 @@ from eaglegate.engine.errors import (
     EngineOverloaded,
     RequestRejected,
 )
-from eaglegate.engine.speculation.accounting import intern_step
-from eaglegate.engine.speculation.lossy import add_lossy, find_lossy
-from eaglegate.engine.speculation.methods import find_method
-from eaglegate.engine.speculation.prefix_cost import find_prefix_cost
+from eaglegate.engine.speculation.accounts.accounting import intern_step
+from eaglegate.engine.speculation.accounts.prefix_cost import find_prefix_cost
+from eaglegate.engine.speculation.drafts.lossy import add_lossy, find_lossy
+from eaglegate.engine.speculation.drafts.methods import find_method
 from eaglegate.engine.types import (
     DecodeStep,
     Drafter,

@@ -1,9 +1,9 @@
 """Audits: answers that the target scores again without the draft, and the response to a fault.
 
-``engine/speculation/scores.py`` has the engine's scores of one answer, ``evidence.py`` the verdict
-on it and the sequential test over many answers, and ``grammars.py`` the check of constrained ones.
-``auditor.py`` selects answers and audits them when there is room. ``holds.py`` takes speculation
-from a workload, and ``files.py`` writes the evidence that reproduces a violation. The engine
-computes the scores in its worker (``engine/vllm_backend/scoring.py``). The gateway's composition
-root puts the parts together.
+``engine/speculation/accounts/scores.py`` has the engine's scores of one answer, ``evidence.py`` the
+verdict on it and the sequential test over many answers, and ``grammars.py`` the check of
+constrained ones. ``auditor.py`` selects answers and audits them when there is room. ``holds.py``
+takes speculation from a workload, and ``files.py`` writes the evidence that reproduces a violation.
+The engine computes the scores in its worker (``engine/vllm_backend/scoring.py``). The gateway's
+composition root puts the parts together.
 """

@@ -29,11 +29,16 @@ from msgspec import structs
 
 from eaglegate.engine.base import Engine
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed
-from eaglegate.engine.speculation.draft_versions import DraftSwap, DraftVersion
-from eaglegate.engine.speculation.policy import draw_position
-from eaglegate.engine.speculation.rounding import find_tie
-from eaglegate.engine.speculation.scores import UNPACED, AuditPace, ScoresAnswers, ScoringRules
-from eaglegate.engine.speculation.time_budget import TimeBudget
+from eaglegate.engine.speculation.accounts.rounding import find_tie
+from eaglegate.engine.speculation.accounts.scores import (
+    UNPACED,
+    AuditPace,
+    ScoresAnswers,
+    ScoringRules,
+)
+from eaglegate.engine.speculation.drafts.versions import DraftSwap, DraftVersion
+from eaglegate.engine.speculation.policy.policy import draw_position
+from eaglegate.engine.speculation.policy.time_budget import TimeBudget
 from eaglegate.engine.steps import Generate, read_steps
 from eaglegate.engine.types import Drafter, EngineInfo, EngineRequest, SinkTap, Step, StepSink
 from eaglegate.engine.wrapper import EngineWrapper

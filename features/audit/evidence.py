@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping
 from enum import StrEnum
 
-from eaglegate.engine.speculation.scores import AnswerScores
+from eaglegate.engine.speculation.accounts.scores import AnswerScores
 
 THRESHOLD = 1e9
 """Least mean number of answers of one slice before a false alarm."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from eaglegate.engine.base import Engine
-from eaglegate.engine.speculation.scores import ScoresAnswers
+from eaglegate.engine.speculation.accounts.scores import ScoresAnswers
 from eaglegate.engine.types import EngineInfo
 from eaglegate.engine.vllm_parts import Promise, find_broken_promises
 from eaglegate.features.audit.auditor import Auditor

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from eaglegate.engine.speculation.policy import SpeculationPolicy, SpeculationRules
-from eaglegate.engine.speculation.swap import DraftManager
+from eaglegate.engine.speculation.drafts.swap import DraftManager
+from eaglegate.engine.speculation.policy.policy import SpeculationPolicy, SpeculationRules
 from eaglegate.engine.supervision.policy import EngineLoss
 from eaglegate.features.canary.outcomes import ChangeRefused
 from eaglegate.features.canary.promoted import PromotedRules

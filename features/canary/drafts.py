@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineDead, EngineError
-from eaglegate.engine.speculation.draft_versions import DraftVersion
-from eaglegate.engine.speculation.swap import DraftManager
+from eaglegate.engine.speculation.drafts.swap import DraftManager
+from eaglegate.engine.speculation.drafts.versions import DraftVersion
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import Arm
 from eaglegate.features.canary.arms import (

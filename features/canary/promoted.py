@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from eaglegate.engine.speculation.drafts import write_json
-from eaglegate.engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
+from eaglegate.engine.speculation.drafts.files import write_json
+from eaglegate.engine.speculation.policy.policy import FlagMode, SpeculationFlag, SpeculationRules
 
 log = logging.getLogger(__name__)
 

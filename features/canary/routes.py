@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from eaglegate.engine.speculation.policy import SpeculationRules
+from eaglegate.engine.speculation.policy.policy import SpeculationRules
 from eaglegate.features.canary.changes import CanaryChanges
 from eaglegate.features.canary.outcomes import CanaryBusy, ChangeRefused
 from eaglegate.features.canary.runner import CanaryRunner

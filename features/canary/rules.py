@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from eaglegate.engine.speculation.policy import (
+from eaglegate.engine.speculation.policy.policy import (
     PolicyTrial,
     SpeculationPolicy,
     SpeculationRules,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from eaglegate.engine.fleet.fleet import Fleet
 from eaglegate.engine.fleet.routing import find_owner
 from eaglegate.engine.fleet.types import WorkerState, WorkerStatus
-from eaglegate.engine.speculation.policy import PolicyTrial, SpeculationPolicy
+from eaglegate.engine.speculation.policy.policy import PolicyTrial, SpeculationPolicy
 from eaglegate.engine.types import Arm
 from eaglegate.features.canary.arms import (
     ArmsNow,

@@ -22,8 +22,8 @@ from typing import Any, Protocol
 
 from eaglegate.engine.base import Engine
 from eaglegate.engine.errors import EngineError
-from eaglegate.engine.speculation.draft_versions import DraftSwap, DraftVersion
-from eaglegate.engine.speculation.time_budget import TimeBudget
+from eaglegate.engine.speculation.drafts.versions import DraftSwap, DraftVersion
+from eaglegate.engine.speculation.policy.time_budget import TimeBudget
 from eaglegate.engine.steps import Generate
 from eaglegate.engine.types import (
     DecodeStep,

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from eaglegate.engine.speculation.time_budget import TimeBudget
+from eaglegate.engine.speculation.policy.time_budget import TimeBudget
 from eaglegate.engine.steps import Generate, read_steps
 from eaglegate.engine.types import LAST_PRIORITY, EngineInfo, EngineRequest, Sampling
 from eaglegate.features.doctor.trials import PairedTrial, TrialRun, is_open

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from eaglegate.engine.errors import DraftRefused
-from eaglegate.engine.speculation.drafts import find_folder
+from eaglegate.engine.speculation.drafts.files import find_folder
 from eaglegate.lab.improve.config import ConfigInvalid, ImproveConfig, read_config
 from eaglegate.lab.improve.ledger import Ledger
 from eaglegate.lab.improve.loop import LoopRunning, Switch, lock_state, make_loop

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from eaglegate.engine.errors import DraftRefused
-from eaglegate.engine.speculation.drafts import find_folder, fingerprint_draft, list_files
+from eaglegate.engine.speculation.drafts.files import find_folder, fingerprint_draft, list_files
 from eaglegate.features.canary.outcomes import CanaryVerdict
 from eaglegate.lab.improve.client import GatewayClient
 from eaglegate.lab.improve.config import ImproveConfig

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eaglegate.engine.speculation.drafts import fingerprint_draft
-from eaglegate.engine.speculation.inspection import SpeculationReport
+from eaglegate.engine.speculation.drafts.files import fingerprint_draft
+from eaglegate.engine.speculation.drafts.inspection import SpeculationReport
 from eaglegate.lab.measure.drafts import (
     AnswerFacts,
     DraftReplay,

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from eaglegate.engine.flag_numbers import parse_number
-from eaglegate.engine.speculation.drafts import fingerprint_draft
-from eaglegate.engine.speculation.inspection import inspect_draft
+from eaglegate.engine.speculation.drafts.files import fingerprint_draft
+from eaglegate.engine.speculation.drafts.inspection import inspect_draft
 from eaglegate.lab.measure.drafts import (
     CostTable,
     DraftReplay,

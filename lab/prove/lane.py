@@ -12,7 +12,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from eaglegate.engine.speculation.accounting import Account
+from eaglegate.engine.speculation.accounts.accounting import Account
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import (

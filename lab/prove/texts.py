@@ -1,8 +1,8 @@
 """Comparison of two texts of a request: equal, different at a near tie, or a fault.
 
 Rounding may decide between two tokens that are almost equally good
-(``engine/speculation/rounding.py``). The reference is written with log probabilities, so the margin
-between both tokens is known.
+(``engine/speculation/accounts/rounding.py``). The reference is written with log probabilities, so
+the margin between both tokens is known.
 
 With a seed, the chosen token has the largest log probability / temperature + noise, where the noise
 depends only on seed, position and token. The margin is then that of the two sums.
@@ -16,7 +16,7 @@ from enum import StrEnum
 from itertools import zip_longest
 from typing import Any
 
-from eaglegate.engine.speculation.rounding import find_tie
+from eaglegate.engine.speculation.accounts.rounding import find_tie
 from eaglegate.engine.types import PositionLogprobs
 from eaglegate.lab.prove.lane import ProofAnswer
 

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from eaglegate.engine.speculation.inspection.checkpoint import (
+from eaglegate.engine.speculation.drafts.inspection.checkpoint import (
     NotInspectable,
     locate,
     read_config,
 )
-from eaglegate.engine.speculation.inspection.weights import InvalidCheckpoint
+from eaglegate.engine.speculation.drafts.inspection.weights import InvalidCheckpoint
 from eaglegate.lab.training.batches import Corpus
 from eaglegate.lab.training.checkpoint import load_draft
 from eaglegate.lab.training.draft_data import BadData, load_exchanges

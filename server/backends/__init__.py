@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from eaglegate.engine.fleet.fleet import Fleet
-    from eaglegate.engine.speculation.swap import DraftManager
+    from eaglegate.engine.speculation.drafts.swap import DraftManager
     from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
     from eaglegate.engine.supervision.pool import EnginePool
     from eaglegate.engine.types import EngineInfo

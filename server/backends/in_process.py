@@ -12,9 +12,9 @@ from eaglegate.engine.errors import EngineStartError
 from eaglegate.engine.logs import LineFormat, adopt_vllm, pass_line, wrap_line
 from eaglegate.engine.machine import inspect_machine
 from eaglegate.engine.preflight import EnginePlan, make_plan, preflight
-from eaglegate.engine.speculation.drafts import DraftPlan, DraftStore
-from eaglegate.engine.speculation.lossy import add_lossy, find_lossy, refuse_lossy
-from eaglegate.engine.speculation.swap import DraftManager
+from eaglegate.engine.speculation.drafts.files import DraftPlan, DraftStore
+from eaglegate.engine.speculation.drafts.lossy import add_lossy, find_lossy, refuse_lossy
+from eaglegate.engine.speculation.drafts.swap import DraftManager
 from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from eaglegate.engine.supervision.supervisor import SupervisedEngine
 from eaglegate.engine.types import EngineInfo
@@ -34,7 +34,7 @@ from eaglegate.server.settings import Settings
 from eaglegate.text.parsing.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from eaglegate.engine.speculation.inspection import SpeculationReport
+    from eaglegate.engine.speculation.drafts.inspection import SpeculationReport
 
 
 class InProcessBackend:

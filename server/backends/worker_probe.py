@@ -20,7 +20,7 @@ import orjson
 from eaglegate.engine.base import Engine, SupportsInspection
 from eaglegate.engine.errors import EngineError
 from eaglegate.engine.fleet.types import FindingKind, WorkerFinding
-from eaglegate.engine.speculation.accounting import sum_steps
+from eaglegate.engine.speculation.accounts.accounting import sum_steps
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.totals import WORTHLESS, Totals
 from eaglegate.engine.types import Constraint, DecodeStep, EngineInfo, EngineRequest, Sampling, Step

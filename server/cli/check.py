@@ -12,8 +12,8 @@ from eaglegate.engine.fleet.types import describe_versions
 from eaglegate.engine.fleet.worker import WorkerReport
 from eaglegate.engine.machine import Machine, inspect_machine, is_port_free
 from eaglegate.engine.preflight import EnginePlan, preflight
-from eaglegate.engine.speculation.inspection import Severity, SpeculationReport
-from eaglegate.engine.speculation.lossy import find_lossy, refuse_lossy
+from eaglegate.engine.speculation.drafts.inspection import Severity, SpeculationReport
+from eaglegate.engine.speculation.drafts.lossy import find_lossy, refuse_lossy
 from eaglegate.engine.types import VERSION
 from eaglegate.server.backends.plan import GatewayPlan, find_excess_depth
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from eaglegate.engine.base import Engine
-from eaglegate.engine.speculation.policy import SpeculationPolicy
+from eaglegate.engine.speculation.policy.policy import SpeculationPolicy
 from eaglegate.engine.supervision.pool import EnginePool
 from eaglegate.engine.types import EngineInfo
 from eaglegate.server.access.admission import Admission

@@ -6,7 +6,7 @@ import logging
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from eaglegate.engine.speculation.policy import SpeculationPolicy, SpeculationRules
+from eaglegate.engine.speculation.policy.policy import SpeculationPolicy, SpeculationRules
 from eaglegate.server.access.admission import Admission, AdmissionLimits
 from eaglegate.server.access.key_classes import assign_classes
 from eaglegate.server.access.keys import KeyRing, load_keys

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from eaglegate.engine.base import SupportsPlanning
 from eaglegate.engine.errors import EngineDead
 from eaglegate.engine.machine import find_gpu_monitors
-from eaglegate.engine.speculation.policy import (
+from eaglegate.engine.speculation.policy.policy import (
     PLAIN,
     SPECULATIVE,
     SpeculationPolicy,

@@ -41,7 +41,7 @@ from eaglegate.engine.events import (
     Usage,
     UsageDelta,
 )
-from eaglegate.engine.speculation.accounting import Account
+from eaglegate.engine.speculation.accounts.accounting import Account
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineRequest, Step
 from eaglegate.server.access.budget import RequestCharge

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from eaglegate.engine.base import Engine
-from eaglegate.engine.speculation.policy import SpeculationPolicy
+from eaglegate.engine.speculation.policy.policy import SpeculationPolicy
 from eaglegate.engine.types import EngineInfo
 from eaglegate.server.access.admission import Admission
 from eaglegate.server.access.isolation import CacheIsolation

@@ -11,7 +11,7 @@ from itertools import accumulate, chain
 from time import perf_counter
 
 from eaglegate.engine.events import StepKind, StepsDelta, TracedStep
-from eaglegate.engine.speculation.accounting import trim_decode
+from eaglegate.engine.speculation.accounts.accounting import trim_decode
 from eaglegate.engine.types import DecodeStep, Step, StepTrace
 
 

@@ -15,8 +15,8 @@ import pytest
 from msgspec import structs
 
 from eaglegate.engine.scripted import steps
-from eaglegate.engine.speculation.draft_versions import DraftVersion
-from eaglegate.engine.speculation.policy import SpeculationPolicy
+from eaglegate.engine.speculation.drafts.versions import DraftVersion
+from eaglegate.engine.speculation.policy.policy import SpeculationPolicy
 from eaglegate.engine.types import Step
 from eaglegate.features.audit.auditor import Auditor
 from eaglegate.features.audit.holds import AuditHolds

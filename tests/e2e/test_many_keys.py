@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from eaglegate.engine.speculation.slice_rows import MAX_SLICES
+from eaglegate.engine.speculation.planner.slice_rows import MAX_SLICES
 from eaglegate.server.access.keys import hash_key
 from tests.conftest import RunningGateway, serving
 

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-from eaglegate.engine.speculation.accounting import Account
+from eaglegate.engine.speculation.accounts.accounting import Account
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineRequest, PositionLogprobs, Sampling

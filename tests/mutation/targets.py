@@ -109,7 +109,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/text/parsing/test_shapes.py",
     ),
     **dict.fromkeys(
-        ("engine/speculation/accounting.py", "engine/totals.py"),
+        ("engine/speculation/accounts/accounting.py", "engine/totals.py"),
         (
             "tests/engine/speculation/test_accounting.py",
             "tests/observability/test_account_scripted.py",
@@ -120,11 +120,11 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/engine/speculation/test_slice_rows.py",
     ),
     "observability/facts.py": ("tests/observability/test_facts.py",),
-    "engine/speculation/planner.py": (
+    "engine/speculation/planner/planner.py": (
         "tests/engine/speculation/test_planner.py",
         "tests/engine/speculation/test_probes.py",
     ),
-    "engine/speculation/probes.py": (
+    "engine/speculation/planner/probes.py": (
         "tests/engine/speculation/test_probes.py",
         "tests/engine/speculation/test_recovery.py",
         "tests/engine/speculation/test_planner.py",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from eaglegate.engine.scripted import ScriptedEngine
-from eaglegate.engine.speculation.accounting import intern_step
+from eaglegate.engine.speculation.accounts.accounting import intern_step
 from eaglegate.engine.types import EngineRequest, Step, UndraftedReason
 from eaglegate.observability.engine import InstrumentedEngine
 from eaglegate.observability.middleware import TelemetryMiddleware

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from eaglegate.engine.events import Ending, Finish, Usage
-from eaglegate.engine.speculation.draft_versions import DraftSwap
+from eaglegate.engine.speculation.drafts.versions import DraftSwap
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import (
     DecodeStep,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eaglegate.engine.events import Ending, Finish, Usage
-from eaglegate.engine.speculation.draft_versions import DraftListener, DraftSwap, DraftVersion
+from eaglegate.engine.speculation.drafts.versions import DraftListener, DraftSwap, DraftVersion
 from eaglegate.observability.facts import RequestEnded
 from eaglegate.observability.labels import NO_TEMPLATE, OTHER, TopTemplates
 from eaglegate.observability.middleware import make_generation_fields

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from tokenizers import Tokenizer
 
 from eaglegate.engine.scripted import ScriptedEngine, steps
-from eaglegate.engine.speculation.policy import SpeculationPolicy
+from eaglegate.engine.speculation.policy.policy import SpeculationPolicy
 from eaglegate.engine.types import EngineInfo, PositionLogprobs, SpeculationInfo, Step, TokenLogprob
 from eaglegate.server.access.caller import ApiKey
 from eaglegate.server.access.keys import KeyRing, hash_key

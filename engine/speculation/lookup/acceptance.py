@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eaglegate.engine.speculation.lookup.index import BUCKETS, KINDS
-from eaglegate.engine.speculation.slice_rows import SliceRows
+from eaglegate.engine.speculation.planner.slice_rows import SliceRows
 
 Floats = NDArray[np.float64]
 

@@ -13,9 +13,9 @@ from fastapi import APIRouter, Request
 from pydantic import ConfigDict, Field
 
 from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineDead, EngineFailed
-from eaglegate.engine.speculation.draft_versions import DraftSwap
-from eaglegate.engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
-from eaglegate.engine.speculation.swap import DraftManager
+from eaglegate.engine.speculation.drafts.swap import DraftManager
+from eaglegate.engine.speculation.drafts.versions import DraftSwap
+from eaglegate.engine.speculation.policy.policy import FlagMode, SpeculationFlag, SpeculationRules
 from eaglegate.engine.supervision.policy import AppliedDepth
 from eaglegate.server.apis.shared.fields import RequestModel
 from eaglegate.server.apis.shared.gateway import Controls, Gateway

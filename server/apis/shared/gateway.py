@@ -10,7 +10,7 @@ from typing import Any
 from eaglegate.engine.base import SupportsPlanning
 from eaglegate.engine.events import NullObserver, Observer
 from eaglegate.engine.fleet.types import WorkerStatus
-from eaglegate.engine.speculation.swap import DraftManager
+from eaglegate.engine.speculation.drafts.swap import DraftManager
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.supervision.policy import AppliedDepth, EngineLoss
 from eaglegate.server.access.budget import RequestBudget

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from eaglegate.engine.events import Finish, Usage, UsageDelta
-from eaglegate.engine.speculation.accounting import sum_steps
+from eaglegate.engine.speculation.accounts.accounting import sum_steps
 from eaglegate.engine.types import DecodeStep, PositionLogprobs, TokenLogprob
 from eaglegate.server.generation.job import Job
 
@@ -52,8 +52,8 @@ def speculative_decoding(
 ) -> dict[str, Any]:
     """Return one choice's speculation metrics under vLLM's field names, counting delivered tokens.
 
-    Formulas: engine/speculation/accounting.py. Without a verify step, the acceptance length and
-    rate are undefined and therefore null.
+    Formulas: engine/speculation/accounts/accounting.py. Without a verify step, the acceptance
+    length and rate are undefined and therefore null.
     """
     totals = sum_steps(decode)
     histogram = list(totals.histogram)

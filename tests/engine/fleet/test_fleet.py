@@ -21,7 +21,7 @@ from eaglegate.engine.errors import (
 )
 from eaglegate.engine.fleet.types import BreakerSettings, WorkerState
 from eaglegate.engine.scripted import DEFAULT_INFO
-from eaglegate.engine.speculation.accounting import Account
+from eaglegate.engine.speculation.accounts.accounting import Account
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.supervision.policy import RecoveryOutcome
 from eaglegate.engine.totals import Totals

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eaglegate.engine.remote.probe import SpeculationAccount, lay_decode_steps
-from eaglegate.engine.speculation.accounting import sum_steps
+from eaglegate.engine.speculation.accounts.accounting import sum_steps
 from eaglegate.engine.types import DecodeStep, UndraftedReason
 
 PLAIN = DecodeStep(0, 0, 1, undrafted=UndraftedReason.REFUSED)

@@ -17,7 +17,7 @@ from eaglegate.engine.errors import (
     WorkerMisconfigured,
 )
 from eaglegate.engine.remote.protocols import parse_upstream
-from eaglegate.engine.speculation.accounting import Account
+from eaglegate.engine.speculation.accounts.accounting import Account
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import Constraint, EngineRequest, Sampling, UndraftedReason
 from eaglegate.text.events import FinishReason

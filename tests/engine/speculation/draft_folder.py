@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eaglegate.engine.speculation.inspection.weights import read_header
+from eaglegate.engine.speculation.drafts.inspection.weights import read_header
 
 DEMO = Path(__file__).parents[3] / "engine" / "demo"
 

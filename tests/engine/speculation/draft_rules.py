@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eaglegate.engine.speculation.inspection import (
+from eaglegate.engine.speculation.drafts.inspection import (
     block_rules,
     config_rules,
     general_rules,

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eaglegate.engine.speculation.planner import DepthPlanner
-from eaglegate.engine.speculation.step_cost import ObservedStep
-from eaglegate.engine.speculation.step_graphs import GraphMode, StepGraphs
+from eaglegate.engine.speculation.planner.planner import DepthPlanner
+from eaglegate.engine.speculation.planner.step_cost import ObservedStep
+from eaglegate.engine.speculation.planner.step_graphs import GraphMode, StepGraphs
 
 Ints = NDArray[np.integer[Any]]
 Floats = NDArray[np.floating[Any]]

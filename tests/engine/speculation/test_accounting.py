@@ -2,7 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eaglegate.engine.speculation.accounting import Account, spread_account, sum_steps, trim_step
+from eaglegate.engine.speculation.accounts.accounting import (
+    Account,
+    spread_account,
+    sum_steps,
+    trim_step,
+)
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import DecodeStep, Drafter, Step, UndraftedReason
 from eaglegate.text.events import FinishReason

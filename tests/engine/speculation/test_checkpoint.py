@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from eaglegate.engine.speculation.inspection import inspect_draft
-from eaglegate.engine.speculation.inspection.checkpoint import NotDownloaded, locate, open_model
+from eaglegate.engine.speculation.drafts.inspection import inspect_draft
+from eaglegate.engine.speculation.drafts.inspection.checkpoint import (
+    NotDownloaded,
+    locate,
+    open_model,
+)
 from tests.engine.speculation.draft_folder import DEMO
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"

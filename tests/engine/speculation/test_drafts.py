@@ -13,10 +13,10 @@ import pytest
 
 from eaglegate.engine.base import DropsBlocks, Engine
 from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineDead
-from eaglegate.engine.speculation.draft_versions import SwapsDrafts
-from eaglegate.engine.speculation.drafts import DraftPlan, DraftStore, fingerprint_draft
-from eaglegate.engine.speculation.inspection.checkpoint import open_checkpoint
-from eaglegate.engine.speculation.swap import DraftManager
+from eaglegate.engine.speculation.drafts.files import DraftPlan, DraftStore, fingerprint_draft
+from eaglegate.engine.speculation.drafts.inspection.checkpoint import open_checkpoint
+from eaglegate.engine.speculation.drafts.swap import DraftManager
+from eaglegate.engine.speculation.drafts.versions import SwapsDrafts
 
 DEMO = Path(__file__).parents[3] / "engine" / "demo"
 SPECULATION = {

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from eaglegate.engine.errors import DraftRefused
-from eaglegate.engine.speculation import drafts, swap
-from eaglegate.engine.speculation.drafts import check_apart
+from eaglegate.engine.speculation.drafts import files as drafts
+from eaglegate.engine.speculation.drafts import swap
+from eaglegate.engine.speculation.drafts.files import check_apart
 from tests.engine.speculation.test_drafts import change_config, copy_draft, make_manager
 
 pytestmark = pytest.mark.thorough
@@ -125,7 +126,9 @@ async def test_a_draft_that_cannot_be_inspected_in_time_is_refused(tmp_path, mon
 async def test_an_inspection_that_takes_too_much_memory_is_refused(tmp_path, monkeypatch, caplog):
     manager, _ = make_manager()
     good = str(copy_draft(tmp_path / "good", 2))
-    limited = "import eaglegate.engine.speculation.drafts as a; a.MEMORY_BYTES = 1 << 20; a.main()"
+    limited = (
+        "import eaglegate.engine.speculation.drafts.files as a; a.MEMORY_BYTES = 1 << 20; a.main()"
+    )
     run = drafts.subprocess.run
     monkeypatch.setattr(
         drafts.subprocess,

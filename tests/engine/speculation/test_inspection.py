@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eaglegate.engine.speculation.inspection import (
+from eaglegate.engine.speculation.drafts.inspection import (
     Severity,
     SpeculationReport,
     inspect_draft,
@@ -72,7 +72,7 @@ def test_good_draft_raises_no_alarm(case: DraftCase, tmp_path: Path):
 @pytest.mark.parametrize("installed", [True, False])
 def test_ngram_needs_its_library(installed: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
-        "eaglegate.engine.speculation.inspection.general_rules.find_spec",
+        "eaglegate.engine.speculation.drafts.inspection.general_rules.find_spec",
         lambda name: object() if installed else None,
     )
     report = inspect_draft(DEMO / "target", {"method": "ngram", "num_speculative_tokens": 4})

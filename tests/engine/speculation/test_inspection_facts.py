@@ -18,11 +18,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eaglegate.engine.speculation.inspection.case import METHODS, MTP_METHODS
-from eaglegate.engine.speculation.inspection.config_rules import CONVERTED
-from eaglegate.engine.speculation.inspection.configs import ARCHITECTURES
-from eaglegate.engine.speculation.inspection.general_rules import KEYS, MOST_DRAFTED, WITHOUT_LOADER
-from eaglegate.engine.speculation.inspection.speculators import (
+from eaglegate.engine.speculation.drafts.inspection.case import METHODS, MTP_METHODS
+from eaglegate.engine.speculation.drafts.inspection.config_rules import CONVERTED
+from eaglegate.engine.speculation.drafts.inspection.configs import ARCHITECTURES
+from eaglegate.engine.speculation.drafts.inspection.general_rules import (
+    KEYS,
+    MOST_DRAFTED,
+    WITHOUT_LOADER,
+)
+from eaglegate.engine.speculation.drafts.inspection.speculators import (
     FROM_TOP,
     LAYER_IDS,
     LAYER_PART,

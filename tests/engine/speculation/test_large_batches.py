@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eaglegate.engine.speculation.planner import DepthPlanner
+from eaglegate.engine.speculation.planner.planner import DepthPlanner
 from tests.engine.speculation.regret_sim import (
     DEPTH,
     FRIENDLY,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eaglegate.engine.speculation.lossy import add_lossy, find_lossy
+from eaglegate.engine.speculation.drafts.lossy import add_lossy, find_lossy
 
 
 @pytest.mark.parametrize(

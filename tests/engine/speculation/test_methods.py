@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eaglegate.engine.speculation.found_share import FoundShare
-from eaglegate.engine.speculation.inspection.case import METHODS as KNOWN
-from eaglegate.engine.speculation.methods import (
+from eaglegate.engine.speculation.drafts.inspection.case import METHODS as KNOWN
+from eaglegate.engine.speculation.drafts.methods import (
     FULL_RUNS,
     FULL_SKIPS,
     METHODS,
@@ -16,8 +15,9 @@ from eaglegate.engine.speculation.methods import (
     StepDepth,
     find_method,
 )
-from eaglegate.engine.speculation.planner import DepthPlanner
-from eaglegate.engine.speculation.step_cost import ObservedStep, StepCostModel
+from eaglegate.engine.speculation.planner.found_share import FoundShare
+from eaglegate.engine.speculation.planner.planner import DepthPlanner
+from eaglegate.engine.speculation.planner.step_cost import ObservedStep, StepCostModel
 
 DEPTH = 7
 

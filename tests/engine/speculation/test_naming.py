@@ -11,7 +11,7 @@ import pytest
 from eaglegate.engine.errors import EngineStartError
 from eaglegate.engine.machine import inspect_machine
 from eaglegate.engine.preflight import make_plan, preflight
-from eaglegate.engine.speculation.naming import name_speculation
+from eaglegate.engine.speculation.drafts.naming import name_speculation
 from tests.engine.speculation.speculators_cases import described, make_draft
 
 TARGET = "engine/demo/target"

@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
-from eaglegate.engine.speculation.inspection import Severity, SpeculationReport, inspect_draft
-from eaglegate.engine.speculation.inspection.speculators import convert_as_vllm
+from eaglegate.engine.speculation.drafts.inspection import (
+    Severity,
+    SpeculationReport,
+    inspect_draft,
+)
+from eaglegate.engine.speculation.drafts.inspection.speculators import convert_as_vllm
 from tests.engine.speculation.draft_changes import both, configure, drop
 from tests.engine.speculation.draft_folder import (
     DEMO,

@@ -5,10 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eaglegate.engine.speculation.planner import BACKLOG, KEPT_STEPS, DepthPlan, DepthPlanner
-from eaglegate.engine.speculation.probes import PROBE_SHARE, TIMING_STEPS
-from eaglegate.engine.speculation.step_cost import ObservedStep, StepCostModel
-from eaglegate.engine.speculation.survival import LEVELS, START, SurvivalEstimator
+from eaglegate.engine.speculation.planner.planner import (
+    BACKLOG,
+    KEPT_STEPS,
+    DepthPlan,
+    DepthPlanner,
+)
+from eaglegate.engine.speculation.planner.probes import PROBE_SHARE, TIMING_STEPS
+from eaglegate.engine.speculation.planner.step_cost import ObservedStep, StepCostModel
+from eaglegate.engine.speculation.planner.survival import LEVELS, START, SurvivalEstimator
 from eaglegate.engine.types import DepthReason
 from tests.engine.speculation.regret_sim import (
     FRIENDLY,

@@ -1,7 +1,7 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from eaglegate.engine.speculation.policy import (
+from eaglegate.engine.speculation.policy.policy import (
     PLAIN,
     SPECULATIVE,
     DepthSource,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from eaglegate.engine import vllm_contract
-from eaglegate.engine.speculation.prefix_cost import PrefixCost, find_prefix_cost
+from eaglegate.engine.speculation.accounts.prefix_cost import PrefixCost, find_prefix_cost
 
 FULL = {"model_type": "llama"}
 SLIDING = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eaglegate.engine.speculation.planner import DepthPlanner
-from eaglegate.engine.speculation.probes import (
+from eaglegate.engine.speculation.planner.planner import DepthPlanner
+from eaglegate.engine.speculation.planner.probes import (
     COLD_STEPS,
     COLD_TRIALS,
     LONGEST_WAIT,

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from eaglegate.engine.speculation.planner import DepthPlan, DepthPlanner
-from eaglegate.engine.speculation.step_cost import ObservedStep, StepCostModel
+from eaglegate.engine.speculation.planner.planner import DepthPlan, DepthPlanner
+from eaglegate.engine.speculation.planner.step_cost import ObservedStep, StepCostModel
 
 DEPTH = 3
 Slowness = Sequence[float]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eaglegate.engine.speculation.inspection.weights import (
+from eaglegate.engine.speculation.drafts.inspection.weights import (
     InvalidCheckpoint,
     read_array,
     read_header,

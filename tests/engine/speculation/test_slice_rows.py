@@ -10,9 +10,9 @@ import pytest
 
 from eaglegate.engine.speculation.fair_share import DecodingRow, FairShare, ShareMember
 from eaglegate.engine.speculation.lookup.chooser import LookupChooser
-from eaglegate.engine.speculation.planner import DepthPlanner
-from eaglegate.engine.speculation.slice_rows import MAX_SLICES
-from eaglegate.engine.speculation.survival import SurvivalEstimator
+from eaglegate.engine.speculation.planner.planner import DepthPlanner
+from eaglegate.engine.speculation.planner.slice_rows import MAX_SLICES
+from eaglegate.engine.speculation.planner.survival import SurvivalEstimator
 
 DEPTH = 3
 

@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from eaglegate.engine.speculation.inspection import Severity, SpeculationReport, inspect_draft
+from eaglegate.engine.speculation.drafts.inspection import (
+    Severity,
+    SpeculationReport,
+    inspect_draft,
+)
 from tests.engine.speculation.draft_folder import DEMO, Folder
 from tests.engine.speculation.speculators_cases import BROKEN, GOOD, FormatCase
 

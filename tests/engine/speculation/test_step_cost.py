@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from eaglegate.engine.speculation.planner import DepthPlanner
-from eaglegate.engine.speculation.step_cost import ObservedStep, StepCostModel
+from eaglegate.engine.speculation.planner.planner import DepthPlanner
+from eaglegate.engine.speculation.planner.step_cost import ObservedStep, StepCostModel
 from tests.engine.speculation.regret_sim import profiled, step_ms
 
 DEPTH = 7

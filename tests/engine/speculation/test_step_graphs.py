@@ -7,12 +7,12 @@ import doctest
 import numpy as np
 import pytest
 
-from eaglegate.engine.speculation import step_graphs
-from eaglegate.engine.speculation.planner import GAIN, DepthPlanner
-from eaglegate.engine.speculation.probes import Optimum
-from eaglegate.engine.speculation.step_cost import ObservedStep, StepCostModel
-from eaglegate.engine.speculation.step_graphs import GraphMode, StepGraphs
-from eaglegate.engine.speculation.uniform import prefer_uniform
+from eaglegate.engine.speculation.planner import step_graphs
+from eaglegate.engine.speculation.planner.planner import GAIN, DepthPlanner
+from eaglegate.engine.speculation.planner.probes import Optimum
+from eaglegate.engine.speculation.planner.step_cost import ObservedStep, StepCostModel
+from eaglegate.engine.speculation.planner.step_graphs import GraphMode, StepGraphs
+from eaglegate.engine.speculation.planner.uniform import prefer_uniform
 from tests.engine.speculation.regret_sim import (
     DEPTH,
     FRIENDLY,

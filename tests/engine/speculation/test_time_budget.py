@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eaglegate.engine.speculation.time_budget import TimeBudget
+from eaglegate.engine.speculation.policy.time_budget import TimeBudget
 
 
 def test_work_is_paid_from_a_share_of_the_time_and_from_what_was_saved() -> None:

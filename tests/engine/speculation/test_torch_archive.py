@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eaglegate.engine.speculation.inspection import Severity, inspect_draft
-from eaglegate.engine.speculation.inspection.torch_archive import (
+from eaglegate.engine.speculation.drafts.inspection import Severity, inspect_draft
+from eaglegate.engine.speculation.drafts.inspection.torch_archive import (
     UnreadableArchive,
     read_archive,
 )
-from eaglegate.engine.speculation.inspection.weights import read_array
+from eaglegate.engine.speculation.drafts.inspection.weights import read_array
 from tests.engine.speculation.draft_changes import reduced
 from tests.engine.speculation.draft_folder import DEMO, Folder, read_folder
 

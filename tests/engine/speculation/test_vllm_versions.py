@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eaglegate.engine import vllm_contract
-from eaglegate.engine.speculation.inspection import general_rules
+from eaglegate.engine.speculation.drafts.inspection import general_rules
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from eaglegate.engine.speculation.accounting import Account, sum_steps
+from eaglegate.engine.speculation.accounts.accounting import Account, sum_steps
 from eaglegate.engine.supervision.continuation import (
     Continuation,
     ReplayDiverged,

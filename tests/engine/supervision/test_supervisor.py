@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eaglegate.engine.errors import EngineDead
-from eaglegate.engine.speculation.accounting import Account
+from eaglegate.engine.speculation.accounts.accounting import Account
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.supervision.policy import LossCause, RecoveryOutcome
 from eaglegate.engine.types import Constraint

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eaglegate.engine.base import SupportsUnclaimed
-from eaglegate.engine.speculation.accounting import sum_steps
+from eaglegate.engine.speculation.accounts.accounting import sum_steps
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import Constraint, DecodeStep
 from tests.engine.supervision.mortal import Cradle, Mortal, ask, collect, supervised

@@ -15,7 +15,7 @@ import pytest_asyncio
 from msgspec.structs import replace
 
 from eaglegate.engine.errors import EngineError
-from eaglegate.engine.speculation.rounding import find_tie
+from eaglegate.engine.speculation.accounts.rounding import find_tie
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine

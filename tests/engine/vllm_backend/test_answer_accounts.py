@@ -5,7 +5,7 @@ from __future__ import annotations
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 
 from eaglegate.engine.remote.probe import SpeculationAccount, lay_decode_steps
-from eaglegate.engine.speculation.accounting import sum_steps
+from eaglegate.engine.speculation.accounts.accounting import sum_steps
 from eaglegate.engine.vllm_backend.scheduler import RequestAccounts
 
 

@@ -12,8 +12,8 @@ import pytest_asyncio
 from msgspec.structs import replace
 
 from eaglegate.engine.errors import EngineFailed
-from eaglegate.engine.speculation.rounding import find_tie
-from eaglegate.engine.speculation.scores import AnswerScores
+from eaglegate.engine.speculation.accounts.rounding import find_tie
+from eaglegate.engine.speculation.accounts.scores import AnswerScores
 from eaglegate.engine.types import Constraint, EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer

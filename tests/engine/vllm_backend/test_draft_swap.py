@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from eaglegate.engine.errors import DraftRefused, EngineFailed
-from eaglegate.engine.speculation.drafts import DraftPlan, DraftStore
-from eaglegate.engine.speculation.swap import DraftManager
+from eaglegate.engine.speculation.drafts.files import DraftPlan, DraftStore
+from eaglegate.engine.speculation.drafts.swap import DraftManager
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import Arm
 from eaglegate.engine.vllm_backend.arguments import DEMO, DEMO_SPECULATION

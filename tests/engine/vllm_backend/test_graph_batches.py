@@ -16,7 +16,7 @@ from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-from eaglegate.engine.speculation.step_graphs import GraphMode
+from eaglegate.engine.speculation.planner.step_graphs import GraphMode
 from eaglegate.engine.vllm_backend.graphs import choose_depths, declare_depths
 from tests.engine.vllm_backend.test_graphs import declare
 from tests.engine.vllm_backend.test_scheduler import MOST, Pretence

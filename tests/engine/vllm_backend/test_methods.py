@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from eaglegate.engine.errors import DraftRefused
-from eaglegate.engine.speculation.drafts import DraftPlan, DraftStore
-from eaglegate.engine.speculation.swap import DraftManager
+from eaglegate.engine.speculation.drafts.files import DraftPlan, DraftStore
+from eaglegate.engine.speculation.drafts.swap import DraftManager
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from tests.engine.draft_copies import perturb

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from eaglegate.engine.speculation.methods import METHODS, Runner, StepBehaviour, StepDepth
-from eaglegate.engine.speculation.methods import find_method as find
+from eaglegate.engine.speculation.drafts.methods import METHODS, Runner, StepBehaviour, StepDepth
+from eaglegate.engine.speculation.drafts.methods import find_method as find
 from tests.engine.vllm_backend.drafters import PAGE, READ, ROWS, MethodRow, ReadRow
 
 FIRST, _, REST = PAGE.read_text(encoding="utf-8").partition("## On the second")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from eaglegate.engine.speculation.planner import DepthPlan
-from eaglegate.engine.speculation.step_cost import ObservedStep
+from eaglegate.engine.speculation.planner.planner import DepthPlan
+from eaglegate.engine.speculation.planner.step_cost import ObservedStep
 from eaglegate.engine.types import DepthReason, UndraftedReason
 from eaglegate.engine.vllm_backend.planning import MIN_HOLES, RandomPlanner, name_slice
 from eaglegate.engine.vllm_backend.scheduler import planning_scheduler

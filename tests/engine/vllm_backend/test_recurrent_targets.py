@@ -18,7 +18,7 @@ from vllm.model_executor.layers.mamba.ops.cpu.causal_conv1d import causal_conv1d
 
 from eaglegate.engine.machine import GIB, Machine
 from eaglegate.engine.preflight import EnginePlan, preflight
-from eaglegate.engine.speculation.inspection.recurrent import RECURRENT_ON_CPU, is_recurrent
+from eaglegate.engine.speculation.drafts.inspection.recurrent import RECURRENT_ON_CPU, is_recurrent
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments, make_engine_config
 from tests.engine.vllm_backend.drafters import TARGET
 

@@ -19,7 +19,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from eaglegate.engine.speculation.methods import AT_K, METHODS, Runner
+from eaglegate.engine.speculation.drafts.methods import AT_K, METHODS, Runner
 from eaglegate.engine.types import DecodeStep, DepthReason, UndraftedReason
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.graphs import choose_depths, declare_depths

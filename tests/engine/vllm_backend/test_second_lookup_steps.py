@@ -10,7 +10,7 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
-from eaglegate.engine.speculation.step_graphs import StepGraphs
+from eaglegate.engine.speculation.planner.step_graphs import StepGraphs
 from eaglegate.engine.types import DecodeStep, Drafter
 from eaglegate.engine.vllm_backend.device_lookups import init_states
 from eaglegate.engine.vllm_backend.lookups import LOOKUP

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from eaglegate.engine.errors import EngineDead, EngineStartError
-from eaglegate.engine.speculation.accounting import Account
+from eaglegate.engine.speculation.accounts.accounting import Account
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest
 from eaglegate.engine.vllm_backend.arguments import DEMO, make_demo_arguments

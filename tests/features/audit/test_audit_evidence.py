@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from eaglegate.engine.speculation.scores import AnswerScores, Choosing, ScoringRules
+from eaglegate.engine.speculation.accounts.scores import AnswerScores, Choosing, ScoringRules
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.features.audit.evidence import (
     AuditOutcome,

@@ -18,9 +18,14 @@ from msgspec import structs
 
 from eaglegate.engine.errors import EngineDead, EngineFailed
 from eaglegate.engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
-from eaglegate.engine.speculation.draft_versions import DraftVersion
-from eaglegate.engine.speculation.policy import DepthSource, SpeculationPolicy
-from eaglegate.engine.speculation.scores import UNPACED, AnswerScores, AuditPace, split_audit
+from eaglegate.engine.speculation.accounts.scores import (
+    UNPACED,
+    AnswerScores,
+    AuditPace,
+    split_audit,
+)
+from eaglegate.engine.speculation.drafts.versions import DraftVersion
+from eaglegate.engine.speculation.policy.policy import DepthSource, SpeculationPolicy
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import (
     Constraint,

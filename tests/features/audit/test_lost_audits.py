@@ -11,7 +11,12 @@ from dataclasses import dataclass
 import pytest
 
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed
-from eaglegate.engine.speculation.scores import UNPACED, AnswerScores, AuditPace, ScoresAnswers
+from eaglegate.engine.speculation.accounts.scores import (
+    UNPACED,
+    AnswerScores,
+    AuditPace,
+    ScoresAnswers,
+)
 from eaglegate.engine.supervision.policy import LossCause
 from eaglegate.engine.types import EngineRequest
 from tests.engine.supervision.mortal import Cradle, Mortal, ask, supervised

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eaglegate.engine.speculation.scores import AnswerScores
+from eaglegate.engine.speculation.accounts.scores import AnswerScores
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineRequest, Sampling

@@ -16,10 +16,10 @@ import pytest
 
 from eaglegate.engine.errors import DraftRefused, EngineDead
 from eaglegate.engine.events import Ending
-from eaglegate.engine.speculation import swap
-from eaglegate.engine.speculation.drafts import DraftPlan, InspectedDraft
-from eaglegate.engine.speculation.policy import SpeculationPolicy
-from eaglegate.engine.speculation.swap import DraftManager
+from eaglegate.engine.speculation.drafts import swap
+from eaglegate.engine.speculation.drafts.files import DraftPlan, InspectedDraft
+from eaglegate.engine.speculation.drafts.swap import DraftManager
+from eaglegate.engine.speculation.policy.policy import SpeculationPolicy
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import Arm
 from eaglegate.features.canary.arms import (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eaglegate.engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
+from eaglegate.engine.speculation.policy.policy import FlagMode, SpeculationFlag, SpeculationRules
 from eaglegate.features.canary.promoted import PromotedRules
 
 CONFIGURED = SpeculationRules(depth=3)

@@ -14,7 +14,7 @@ import pytest
 
 from eaglegate.engine.base import Engine
 from eaglegate.engine.errors import EngineFailed
-from eaglegate.engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
+from eaglegate.engine.speculation.policy.policy import FlagMode, SpeculationFlag, SpeculationRules
 from eaglegate.engine.supervision.policy import EngineLoss, LossCause, create_loss
 from eaglegate.engine.types import Arm, DecodeStep, EngineRequest, Step, UndraftedReason
 from eaglegate.features.canary import draft_command as command

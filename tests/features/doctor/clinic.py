@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from eaglegate.engine.speculation.draft_versions import DraftVersion
+from eaglegate.engine.speculation.drafts.versions import DraftVersion
 from eaglegate.engine.types import (
     DecodeStep,
     EngineInfo,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from eaglegate.engine.speculation.draft_versions import DraftVersion
+from eaglegate.engine.speculation.drafts.versions import DraftVersion
 from eaglegate.engine.steps import NullSink
 from eaglegate.engine.types import DecodeStep, EngineRequest, Sampling, Step
 from eaglegate.features.doctor import doctor as doctor_module

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from eaglegate.engine.scripted import ScriptedEngine
-from eaglegate.engine.speculation.draft_versions import DraftVersion
+from eaglegate.engine.speculation.drafts.versions import DraftVersion
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.features.doctor.diagnosis import Cause, Diagnosis
 from eaglegate.features.doctor.doctor import Doctor

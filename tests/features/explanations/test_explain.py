@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs
 
 from eaglegate.engine.events import Ending, Finish, RequestTimes, Usage
-from eaglegate.engine.speculation.planner import DepthPlanner
+from eaglegate.engine.speculation.planner.planner import DepthPlanner
 from eaglegate.engine.types import DecodeStep, DepthReason, Drafter, Step, UndraftedReason
 from eaglegate.features.explanations import ring as explain
 from eaglegate.features.explanations.command import format_explanation, format_lists

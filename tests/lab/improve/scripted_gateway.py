@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from eaglegate.engine.speculation.drafts import fingerprint_draft
+from eaglegate.engine.speculation.drafts.files import fingerprint_draft
 
 
 @dataclass

@@ -14,8 +14,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from eaglegate.engine.speculation.drafts import fingerprint_draft
-from eaglegate.engine.speculation.step_cost import ObservedStep, StepCostModel
+from eaglegate.engine.speculation.drafts.files import fingerprint_draft
+from eaglegate.engine.speculation.planner.step_cost import ObservedStep, StepCostModel
 from eaglegate.engine.types import DecodeStep
 from eaglegate.lab.measure import drafts_command
 from eaglegate.lab.measure.drafts import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eaglegate.engine.speculation.accounting import Account
+from eaglegate.engine.speculation.accounts.accounting import Account
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import (
     DecodeStep,

@@ -13,8 +13,8 @@ from cryptography.fernet import Fernet
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from eaglegate.engine.speculation.drafts import DraftPlan
-from eaglegate.engine.speculation.inspection import inspect_draft
+from eaglegate.engine.speculation.drafts.files import DraftPlan
+from eaglegate.engine.speculation.drafts.inspection import inspect_draft
 from eaglegate.lab.training import draft_training
 from eaglegate.lab.training.batches import Corpus, batches
 from eaglegate.lab.training.checkpoint import load_draft

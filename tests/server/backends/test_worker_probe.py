@@ -11,7 +11,7 @@ import pytest
 from eaglegate.engine.base import Engine, SupportsInspection
 from eaglegate.engine.errors import EngineFailed
 from eaglegate.engine.fleet.types import FindingKind
-from eaglegate.engine.speculation.accounting import intern_step
+from eaglegate.engine.speculation.accounts.accounting import intern_step
 from eaglegate.engine.steps import put
 from eaglegate.engine.types import EngineInfo, EngineRequest, SpeculationInfo, Step, StepSink
 from eaglegate.server.backends.worker_probe import WorkerProbe

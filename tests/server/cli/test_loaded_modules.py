@@ -21,7 +21,7 @@ OTHER_DRAFTS = ("block_drafts", "block_rules", "medusa_rules", "speculators_rule
 """Rules and files of drafts that are not the demo's."""
 CODE = """
 import sys
-from eaglegate.engine.speculation.inspection import inspect_draft
+from eaglegate.engine.speculation.drafts.inspection import inspect_draft
 from eaglegate.server.cli.command_line import read_command_line
 from eaglegate.server.cli.console import StartupProgress
 from eaglegate.server.cli.serve import ServeCommand
@@ -52,9 +52,9 @@ def list_loaded(*flags: str) -> set[str]:
 def test_a_gateway_loads_nothing_that_is_off() -> None:
     loaded = list_loaded()
     assert "server.apis.responses.service" in loaded
-    assert "engine.speculation.inspection.tensor_rules" in loaded
+    assert "engine.speculation.drafts.inspection.tensor_rules" in loaded
     assert "text.parsing.formats.json_lists" in loaded
-    off = (*OFF, *(f"engine.speculation.inspection.{name}" for name in OTHER_DRAFTS))
+    off = (*OFF, *(f"engine.speculation.drafts.inspection.{name}" for name in OTHER_DRAFTS))
     assert [name for name in loaded for one in off if f"{name}.".startswith(f"{one}.")] == []
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cryptography.fernet import Fernet
 
-from eaglegate.engine.speculation.policy import SpeculationPolicy
+from eaglegate.engine.speculation.policy.policy import SpeculationPolicy
 from eaglegate.server.access.admission import Admission
 from eaglegate.server.access.keys import hash_key
 from eaglegate.server.apis.shared.gateway import Controls

@@ -20,7 +20,7 @@ from eaglegate.engine.events import (
     RequestFacts,
     TokensDelta,
 )
-from eaglegate.engine.speculation.accounting import intern_step
+from eaglegate.engine.speculation.accounts.accounting import intern_step
 from eaglegate.engine.types import Constraint, Step
 from eaglegate.server.generation.trials import ConstraintTrials
 from eaglegate.text.events import FinishReason

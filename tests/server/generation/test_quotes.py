@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from eaglegate.engine.speculation.lookup.twin import TWIN_TOKENS, escape
-from eaglegate.engine.speculation.policy import SpeculationRules
+from eaglegate.engine.speculation.policy.policy import SpeculationRules
 from eaglegate.server.generation import quotes
 from eaglegate.server.settings import Settings
 from eaglegate.text.rendering.encoding import NO_LIMITS

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from eaglegate.engine.speculation.accounting import sum_steps
+from eaglegate.engine.speculation.accounts.accounting import sum_steps
 from eaglegate.engine.types import (
     DecodeStep,
     DepthReason,

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from eaglegate.engine.speculation.rounding import find_tie
+from eaglegate.engine.speculation.accounts.rounding import find_tie
 from eaglegate.engine.types import LAST_PRIORITY, EngineRequest, Sampling
 
 LEAST_TEMPERATURE = 0.01

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from eaglegate.engine.speculation.inspection.checkpoint import Checkpoint
-from eaglegate.engine.speculation.inspection.configs import DraftConfig, TargetConfig
-from eaglegate.engine.speculation.inspection.speculators import (
+from eaglegate.engine.speculation.drafts.inspection.checkpoint import Checkpoint
+from eaglegate.engine.speculation.drafts.inspection.configs import DraftConfig, TargetConfig
+from eaglegate.engine.speculation.drafts.inspection.speculators import (
     METHOD_OF_TYPE,
     TYPE,
     get_int,
     get_mapping,
 )
-from eaglegate.engine.speculation.inspection.weights import TensorEntry
-from eaglegate.engine.speculation.methods import find_method
+from eaglegate.engine.speculation.drafts.inspection.weights import TensorEntry
+from eaglegate.engine.speculation.drafts.methods import find_method
 
 
 class Severity(StrEnum):

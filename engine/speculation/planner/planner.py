@@ -29,12 +29,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eaglegate.engine.speculation.found_share import FoundShare
-from eaglegate.engine.speculation.probes import Optimum, Probes
-from eaglegate.engine.speculation.step_cost import SURPRISE, ObservedStep, StepCostModel
-from eaglegate.engine.speculation.step_graphs import StepGraphs
-from eaglegate.engine.speculation.survival import SurvivalEstimator
-from eaglegate.engine.speculation.uniform import prefer_uniform
+from eaglegate.engine.speculation.planner.found_share import FoundShare
+from eaglegate.engine.speculation.planner.probes import Optimum, Probes
+from eaglegate.engine.speculation.planner.step_cost import SURPRISE, ObservedStep, StepCostModel
+from eaglegate.engine.speculation.planner.step_graphs import StepGraphs
+from eaglegate.engine.speculation.planner.survival import SurvivalEstimator
+from eaglegate.engine.speculation.planner.uniform import prefer_uniform
 from eaglegate.engine.types import DepthReason
 
 Floats = NDArray[np.floating[Any]]

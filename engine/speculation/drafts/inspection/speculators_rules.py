@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from eaglegate.engine.speculation.inspection.case import (
+from eaglegate.engine.speculation.drafts.inspection.case import (
     InspectionCase,
     RuleCheck,
     Violation,
@@ -15,7 +15,7 @@ from eaglegate.engine.speculation.inspection.case import (
     note,
     warning,
 )
-from eaglegate.engine.speculation.inspection.speculators import (
+from eaglegate.engine.speculation.drafts.inspection.speculators import (
     LAYER_PART,
     METHOD_OF_TYPE,
     NOT_LOADED,

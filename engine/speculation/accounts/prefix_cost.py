@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from eaglegate.engine.speculation.inspection.recurrent import is_recurrent
+from eaglegate.engine.speculation.drafts.inspection.recurrent import is_recurrent
 from eaglegate.engine.vllm_contract import is_vllm_since
 
 DROPPING = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eaglegate.engine.speculation.inspection.weights import (
+from eaglegate.engine.speculation.drafts.inspection.weights import (
     InvalidCheckpoint,
     TensorEntry,
     read_header,
@@ -95,7 +95,7 @@ def find_pickle_files(path: Path) -> list[Path]:
 
 
 def read_pickled(path: Path, config: Mapping[str, Any], files: list[Path]) -> Checkpoint:
-    from eaglegate.engine.speculation.inspection.torch_archive import (
+    from eaglegate.engine.speculation.drafts.inspection.torch_archive import (
         UnreadableArchive,
         read_archive,
     )

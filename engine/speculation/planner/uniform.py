@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from eaglegate.engine.speculation.probes import Optimum
-from eaglegate.engine.speculation.step_cost import StepCostModel
-from eaglegate.engine.speculation.step_graphs import GraphMode, StepGraphs
+from eaglegate.engine.speculation.planner.probes import Optimum
+from eaglegate.engine.speculation.planner.step_cost import StepCostModel
+from eaglegate.engine.speculation.planner.step_graphs import GraphMode, StepGraphs
 
 
 def prefer_uniform(

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from eaglegate.engine.speculation.inspection.configs import (
+from eaglegate.engine.speculation.drafts.inspection.configs import (
     Dimension,
     DraftConfig,
     ExpectedTensor,
@@ -21,7 +21,7 @@ from eaglegate.engine.speculation.inspection.configs import (
     expect_mlp,
     multiply,
 )
-from eaglegate.engine.speculation.inspection.speculators import (
+from eaglegate.engine.speculation.drafts.inspection.speculators import (
     BLOCK_LAYER_IDS,
     LAYER_IDS,
     get_int,

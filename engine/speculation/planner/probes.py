@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eaglegate.engine.speculation.step_cost import WINDOW
+from eaglegate.engine.speculation.planner.step_cost import WINDOW
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.integer[Any]]

@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 
-from eaglegate.engine.speculation.inspection import config_rules, tensor_rules
-from eaglegate.engine.speculation.inspection.block_drafts import (
+from eaglegate.engine.speculation.drafts.inspection import config_rules, tensor_rules
+from eaglegate.engine.speculation.drafts.inspection.block_drafts import (
     DFLASH2,
     DFLASH_ARCHITECTURES,
     BlockDraft,
     CapturedLayers,
     list_block_tensors,
 )
-from eaglegate.engine.speculation.inspection.case import (
+from eaglegate.engine.speculation.drafts.inspection.case import (
     InspectionCase,
     RuleCheck,
     Violation,
     error,
     warning,
 )
-from eaglegate.engine.speculation.inspection.configs import ExpectedTensor
-from eaglegate.engine.speculation.inspection.general_rules import check_mask_id
-from eaglegate.engine.speculation.inspection.speculators import (
+from eaglegate.engine.speculation.drafts.inspection.configs import ExpectedTensor
+from eaglegate.engine.speculation.drafts.inspection.general_rules import check_mask_id
+from eaglegate.engine.speculation.drafts.inspection.speculators import (
     BLOCK_LAYER_IDS,
     get_int,
     get_proposed_depth,
 )
-from eaglegate.engine.speculation.inspection.tensor_rules import TensorLayout
+from eaglegate.engine.speculation.drafts.inspection.tensor_rules import TensorLayout
 
 SIZES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size",

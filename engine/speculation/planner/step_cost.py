@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from eaglegate.engine.speculation.step_graphs import GraphMode, StepGraphs
+from eaglegate.engine.speculation.planner.step_graphs import GraphMode, StepGraphs
 
 Floats = NDArray[np.floating[Any]]
 Row = list[float]

@@ -13,15 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from eaglegate.engine.errors import EngineStartError
-from eaglegate.engine.speculation.inspection.checkpoint import NotInspectable, locate, read_config
-from eaglegate.engine.speculation.inspection.speculators import (
+from eaglegate.engine.speculation.drafts.inspection.checkpoint import (
+    NotInspectable,
+    locate,
+    read_config,
+)
+from eaglegate.engine.speculation.drafts.inspection.speculators import (
     METHOD_OF_TYPE,
     PART,
     TYPE,
     get_proposed_depth,
     get_verifier,
 )
-from eaglegate.engine.speculation.inspection.weights import InvalidCheckpoint
+from eaglegate.engine.speculation.drafts.inspection.weights import InvalidCheckpoint
 
 SHORT = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
 """Key of ``speculative_config`` for each of vLLM's short flags."""

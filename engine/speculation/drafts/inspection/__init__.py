@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from eaglegate.engine.speculation.inspection import general_rules
-from eaglegate.engine.speculation.inspection.case import (
+from eaglegate.engine.speculation.drafts.inspection import general_rules
+from eaglegate.engine.speculation.drafts.inspection.case import (
     BLOCK_METHODS,
     MODEL_FREE,
     DraftFinding,
@@ -24,16 +24,20 @@ from eaglegate.engine.speculation.inspection.case import (
     detect_kind,
     resolve_method,
 )
-from eaglegate.engine.speculation.inspection.checkpoint import (
+from eaglegate.engine.speculation.drafts.inspection.checkpoint import (
     Checkpoint,
     NotInspectable,
     locate,
     open_model,
     read_config,
 )
-from eaglegate.engine.speculation.inspection.configs import TargetConfig, read_draft, read_target
-from eaglegate.engine.speculation.inspection.speculators import get_int
-from eaglegate.engine.speculation.inspection.weights import InvalidCheckpoint
+from eaglegate.engine.speculation.drafts.inspection.configs import (
+    TargetConfig,
+    read_draft,
+    read_target,
+)
+from eaglegate.engine.speculation.drafts.inspection.speculators import get_int
+from eaglegate.engine.speculation.drafts.inspection.weights import InvalidCheckpoint
 
 __all__ = ["DraftFinding", "Severity", "SpeculationReport", "inspect_draft"]
 
@@ -112,21 +116,21 @@ def select_rules(case: InspectionCase) -> dict[str, RuleCheck]:
     if case.checkpoint is None:
         return rules
     if case.draft.speculators:
-        from eaglegate.engine.speculation.inspection import speculators_rules
+        from eaglegate.engine.speculation.drafts.inspection import speculators_rules
 
         rules |= speculators_rules.RULES
         if case.kind is None:
             return rules
     if case.method == "eagle3" and case.kind == "eagle3":
-        from eaglegate.engine.speculation.inspection import config_rules, tensor_rules
+        from eaglegate.engine.speculation.drafts.inspection import config_rules, tensor_rules
 
         rules |= config_rules.RULES | (tensor_rules.RULES if case.tensors else {})
     elif case.method in BLOCK_METHODS and case.kind in (case.method, None):
-        from eaglegate.engine.speculation.inspection import block_rules
+        from eaglegate.engine.speculation.drafts.inspection import block_rules
 
         rules |= block_rules.select(case)
     elif case.method == "medusa":
-        from eaglegate.engine.speculation.inspection import medusa_rules
+        from eaglegate.engine.speculation.drafts.inspection import medusa_rules
 
         rules |= medusa_rules.RULES
     return rules

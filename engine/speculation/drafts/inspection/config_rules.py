@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from eaglegate.engine.speculation.inspection.case import (
+from eaglegate.engine.speculation.drafts.inspection.case import (
     InspectionCase,
     RuleCheck,
     Violation,
@@ -15,8 +15,8 @@ from eaglegate.engine.speculation.inspection.case import (
     note,
     warning,
 )
-from eaglegate.engine.speculation.inspection.configs import ARCHITECTURES, DecoderLayer
-from eaglegate.engine.speculation.inspection.speculators import (
+from eaglegate.engine.speculation.drafts.inspection.configs import ARCHITECTURES, DecoderLayer
+from eaglegate.engine.speculation.drafts.inspection.speculators import (
     LAYER_IDS,
     LAYER_PART,
     TYPE,

@@ -17,7 +17,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from eaglegate.engine.speculation.inspection.weights import (
+from eaglegate.engine.speculation.drafts.inspection.weights import (
     ITEM_BYTES,
     LFS_MARK,
     TensorEntry,

@@ -17,18 +17,18 @@ from typing import Any
 
 from eaglegate.engine.base import DropsBlocks, Engine
 from eaglegate.engine.errors import DraftRefused, DraftSwapBusy, EngineError
-from eaglegate.engine.speculation.draft_versions import (
-    DraftListener,
-    DraftSwap,
-    DraftVersion,
-    SwapsDrafts,
-)
-from eaglegate.engine.speculation.drafts import (
+from eaglegate.engine.speculation.drafts.files import (
     DraftPlan,
     DraftStore,
     check_apart,
     is_whole,
     make_version,
+)
+from eaglegate.engine.speculation.drafts.versions import (
+    DraftListener,
+    DraftSwap,
+    DraftVersion,
+    SwapsDrafts,
 )
 
 log = logging.getLogger(__name__)

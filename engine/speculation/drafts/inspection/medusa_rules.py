@@ -5,8 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from eaglegate.engine.speculation.inspection.case import InspectionCase, RuleCheck, Violation, error
-from eaglegate.engine.speculation.inspection.speculators import get_int
+from eaglegate.engine.speculation.drafts.inspection.case import (
+    InspectionCase,
+    RuleCheck,
+    Violation,
+    error,
+)
+from eaglegate.engine.speculation.drafts.inspection.speculators import get_int
 
 OLD_NAME = re.compile(r"(?P<head>\d+)\.(?P<layer>\d+)\.(?P<rest>.+)")
 DEFAULT_HEADS = 5

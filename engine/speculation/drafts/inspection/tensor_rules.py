@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eaglegate.engine.speculation.inspection.case import (
+from eaglegate.engine.speculation.drafts.inspection.case import (
     InspectionCase,
     RuleCheck,
     Violation,
@@ -23,13 +23,13 @@ from eaglegate.engine.speculation.inspection.case import (
     note,
     warning,
 )
-from eaglegate.engine.speculation.inspection.configs import (
+from eaglegate.engine.speculation.drafts.inspection.configs import (
     ExpectedTensor,
     is_allowed,
     list_expected_tensors,
 )
-from eaglegate.engine.speculation.inspection.speculators import TYPE
-from eaglegate.engine.speculation.inspection.weights import TensorEntry, read_array
+from eaglegate.engine.speculation.drafts.inspection.speculators import TYPE
+from eaglegate.engine.speculation.drafts.inspection.weights import TensorEntry, read_array
 
 PADDING = 0.01
 """Largest difference in vocabulary within a family of models, from padding and image tokens."""

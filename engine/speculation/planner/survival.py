@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eaglegate.engine.speculation.slice_rows import SliceRows
+from eaglegate.engine.speculation.planner.slice_rows import SliceRows
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.integer[Any]]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from importlib.util import find_spec
 
-from eaglegate.engine.speculation.inspection.case import (
+from eaglegate.engine.speculation.drafts.inspection.case import (
     FROM_TARGET,
     METHODS,
     MODEL_FREE,
@@ -17,9 +17,9 @@ from eaglegate.engine.speculation.inspection.case import (
     note,
     warning,
 )
-from eaglegate.engine.speculation.inspection.configs import find_mask_token, read_target
-from eaglegate.engine.speculation.inspection.speculators import get_int
-from eaglegate.engine.speculation.lossy import find_lossy
+from eaglegate.engine.speculation.drafts.inspection.configs import find_mask_token, read_target
+from eaglegate.engine.speculation.drafts.inspection.speculators import get_int
+from eaglegate.engine.speculation.drafts.lossy import find_lossy
 from eaglegate.engine.vllm_contract import describe_untested, find_vllm, is_vllm_since
 
 KEYS = frozenset(

@@ -28,22 +28,22 @@ from weakref import finalize
 import numpy as np
 
 from eaglegate.engine.errors import DraftRefused
-from eaglegate.engine.speculation.draft_versions import DraftVersion
-from eaglegate.engine.speculation.inspection import SpeculationReport, inspect_draft
-from eaglegate.engine.speculation.inspection.checkpoint import (
+from eaglegate.engine.speculation.drafts.inspection import SpeculationReport, inspect_draft
+from eaglegate.engine.speculation.drafts.inspection.checkpoint import (
     Checkpoint,
     NotInspectable,
     find_weight_files,
     open_checkpoint,
     open_model,
 )
-from eaglegate.engine.speculation.inspection.configs import read_draft
-from eaglegate.engine.speculation.inspection.weights import (
+from eaglegate.engine.speculation.drafts.inspection.configs import read_draft
+from eaglegate.engine.speculation.drafts.inspection.weights import (
     InvalidCheckpoint,
     TensorEntry,
     open_regular,
     read_small,
 )
+from eaglegate.engine.speculation.drafts.versions import DraftVersion
 
 log = logging.getLogger(__name__)
 
@@ -308,7 +308,7 @@ def check_apart(
     try:
         process = subprocess.run(
             # -P: no module of this folder is imported, and relative paths stay what they are.
-            (sys.executable, "-P", "-m", "eaglegate.engine.speculation.drafts"),
+            (sys.executable, "-P", "-m", "eaglegate.engine.speculation.drafts.files"),
             input=json.dumps(question, default=str).encode(),
             capture_output=True,
             timeout=limit_s,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from eaglegate.engine.speculation.inspection.speculators import (
+from eaglegate.engine.speculation.drafts.inspection.speculators import (
     LAYER_IDS,
     convert_as_vllm,
     get_int,
