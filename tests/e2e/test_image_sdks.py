@@ -1,4 +1,5 @@
-"""Pictures through the SDKs of OpenAI and Anthropic, on a real engine that reads images."""
+"""Pictures through the SDKs of OpenAI and Anthropic, on a real engine that reads images, and that
+is killed."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ import pytest
 from anthropic import Anthropic
 from openai import BadRequestError, OpenAI
 
-from tests.conftest import RunningGateway, serving
+from tests.conftest import ADMIN, RunningGateway, serving
+from tests.faults.engine_process import kill
 from tests.vision_demo import VisionDemo, draw_picture
 
 pytestmark = pytest.mark.slow
@@ -35,7 +37,8 @@ def gateway(
     vision_demo: VisionDemo, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningGateway]:
     log = tmp_path_factory.mktemp("gateway") / "log"
-    with serving(log, [*write_flags(vision_demo), "--responses-store", "sqlite://"]) as running:
+    flags = [*ADMIN, *write_flags(vision_demo), "--responses-store", "sqlite://"]
+    with serving(log, flags) as running:
         yield running
         assert "base64" not in log.read_text()
 
@@ -85,6 +88,9 @@ def test_a_chat_about_a_picture(gateway, openai):
     stream = openai.chat.completions.create(**ask(draw()), stream=True)
     pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
     assert "".join(pieces) == text
+    page = httpx.get(f"{gateway.operator}/debug/speculation").json()
+    assert page["slices"]["input"]["images"]["requests"] == 3
+    assert gateway.metric("eaglegate_input_accepted_tokens_total", input="images") > 0
 
 
 def test_several_pictures_in_their_order(openai):
@@ -185,3 +191,27 @@ def test_no_client_s_end_touches_another_s_picture(openai):
         answer = openai.chat.completions.create(**ask(draw(seed)))
         assert answer.choices[0].finish_reason in ("stop", "length")
     assert answer.choices[0].message.content == expected
+
+
+def test_answers_survive_their_engine(gateway, openai):
+    """One goes on from its tokens; the other has a penalty and is replayed."""
+    bodies = [
+        ask(draw(20), draw(21), max_tokens=300, extra_body={"ignore_eos": True}, **fields)
+        for fields in ({}, {"presence_penalty": 0.2})
+    ]
+    expected = [
+        openai.chat.completions.create(**body).choices[0].message.content for body in bodies
+    ]
+    parts = [read_parts(openai.chat.completions.create(**body, stream=True)) for body in bodies]
+    begun = [next(part) for part in parts]
+    assert kill(gateway.process.pid)
+    assert [first + "".join(part) for first, part in zip(begun, parts, strict=True)] == expected
+    for outcome in ("resumed", "replayed"):
+        assert gateway.metric("eaglegate_interrupted_requests_total", outcome=outcome) == 1
+
+
+def read_parts(stream: Any) -> Iterator[str]:
+    for chunk in stream:
+        for choice in chunk.choices:
+            if choice.delta.content:
+                yield choice.delta.content

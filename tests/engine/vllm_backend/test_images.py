@@ -263,6 +263,7 @@ async def test_an_answer_to_images_is_scored_with_them(
         assert (await engine.score(counted, wrong, "float32")).margins[5] > 0.01
 
 
+@pytest.mark.skipif(not SECOND_RUNNER, reason="a test through the gateway shows it")
 async def test_answers_continue_with_their_images_after_a_kill(
     vision_demo: VisionDemo, engine: VllmEngine, requests: list[EngineRequest]
 ) -> None:
