@@ -10,17 +10,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
-from tests.forks import Forked, can_fork, fork_python
+from tests.forks import NO_LIMITS, Forked, Limits, can_fork, fork_python
 
 if TYPE_CHECKING:
     from tests.vision_demo import VisionDemo
@@ -201,7 +201,11 @@ SAMPLE = re.compile(r"^([a-zA-Z_:]+)(\{.*\})? ([^ ]+)$", re.MULTILINE)
 
 @contextmanager
 def serving(
-    log: Path, arguments: Sequence[str] = (), prefix: Sequence[str] = (), forks: bool = True
+    log: Path,
+    arguments: Sequence[str] = (),
+    prefix: Sequence[str] = (),
+    forks: bool = True,
+    limits: Limits = NO_LIMITS,
 ) -> Iterator[RunningGateway]:
     """``eaglegate serve``, run by ``prefix``, on a free port until the block ends.
 
@@ -212,7 +216,19 @@ def serving(
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path}
     with log.open("w") as errors:
-        process = _start(command, prefix, environment, errors, forks)
+        if forks and not prefix and HAS_ENGINE and can_fork(environment):
+            process: subprocess.Popen[str] | Forked
+            process = fork_python(command, environment, errors, limits)
+        else:
+            process = subprocess.Popen(
+                [*prefix, sys.executable, *command],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=ROOT,
+                env=environment,
+                preexec_fn=limits.apply,
+            )
         try:
             as_json = "--log-format=json" in arguments
             yield (_ready_by_log if as_json else _ready)(process, log)
@@ -223,25 +239,6 @@ def serving(
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def _start(
-    command: Sequence[str],
-    prefix: Sequence[str],
-    environment: Mapping[str, str],
-    errors: TextIO,
-    forks: bool,
-) -> subprocess.Popen[str] | Forked:
-    if forks and not prefix and HAS_ENGINE and can_fork(environment):
-        return fork_python(command, environment, errors)
-    return subprocess.Popen(
-        [*prefix, sys.executable, *command],
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        text=True,
-        cwd=ROOT,
-        env=environment,
-    )
 
 
 def _ready(process: subprocess.Popen[str] | Forked, log: Path) -> RunningGateway:

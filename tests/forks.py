@@ -1,9 +1,10 @@
 """Forks gateways, plain vLLM servers and engine processes from a process that has imported vLLM.
 The imports would take longer than the rest of a start: some 20 CPU seconds of a gateway's 30.
 
-It reads a packet of JSON for each process from a socket: the arguments of ``python`` and the
-environment, with three standard streams or the two descriptors of a fork server. It answers with
-the process id. A process that has ended stays as a zombie; ``Forked`` reads its status.
+It reads a packet of JSON for each process from a socket: the arguments of ``python``, the
+environment and limits, with three standard streams or the two descriptors of a fork server. It
+answers with the process id. A process that has ended stays as a zombie; ``Forked`` reads its
+status.
 
 Nothing but ``tests`` knows of this. A gateway starts its engine through the class ``Popen`` of
 ``multiprocessing.popen_spawn_posix``, which is replaced here. An engine process is a child of a
@@ -19,6 +20,7 @@ import gc
 import json
 import multiprocessing
 import os
+import resource
 import runpy
 import signal
 import socket
@@ -40,7 +42,7 @@ from multiprocessing import (
     spawn,
 )
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 SERVER = "vllm.entrypoints.openai.api_server"
@@ -128,6 +130,23 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+class Limits(NamedTuple):
+    """Limits of a gateway and its engine; zero for none."""
+
+    cores: int = 0
+    files: int = 0
+
+    def apply(self) -> None:
+        """Limit this process and those that it will start."""
+        if self.cores:
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: self.cores])
+        if self.files:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (self.files, self.files))
+
+
+NO_LIMITS = Limits()
+
+
 class Forks:
     """The process that forks, begun before the first server and ended with the tests.
 
@@ -156,10 +175,14 @@ class Forks:
         self._socket.close()
 
     def fork(
-        self, arguments: Sequence[str], variables: Mapping[str, str], descriptors: Sequence[int]
+        self,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+        descriptors: Sequence[int],
+        limits: Limits = NO_LIMITS,
     ) -> int:
         """Return the process id. The first call waits until vLLM is imported."""
-        packet = json.dumps([list(arguments), dict(variables)]).encode()
+        packet = json.dumps([list(arguments), dict(variables), limits]).encode()
         assert len(packet) < LARGEST_PACKET
         with self._lock:
             socket.send_fds(self._socket, [packet], list(descriptors))
@@ -170,7 +193,8 @@ class Forks:
 
 @cache
 def gateway_forks() -> Forks:
-    """Return the process that has imported vLLM for all gateways and engines of this process."""
+    """Return the process that has imported vLLM for all gateways, plain servers and engines of this
+    process."""
     return Forks(ROOT, GATEWAY_ENVIRONMENT)
 
 
@@ -182,12 +206,18 @@ def can_fork(variables: Mapping[str, str]) -> bool:
     return not INTERPRETED and _fits(os.environ | GATEWAY_ENVIRONMENT, wanted)
 
 
-def fork_python(command: Sequence[str], variables: Mapping[str, str], errors: Any) -> Forked:
+def fork_python(
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    errors: Any,
+    limits: Limits = NO_LIMITS,
+) -> Forked:
     """Start ``python -m MODULE ...`` with its standard output in a pipe."""
     read, write = os.pipe()
     nowhere = os.open(os.devnull, os.O_RDONLY)
     try:
-        pid = gateway_forks().fork(command, variables, [nowhere, write, errors.fileno()])
+        streams = [nowhere, write, errors.fileno()]
+        pid = gateway_forks().fork(command, variables, streams, limits)
     finally:
         os.close(nowhere)
         os.close(write)
@@ -372,9 +402,10 @@ def main() -> None:
         packet, descriptors, _, _ = socket.recv_fds(orders, LARGEST_PACKET, DESCRIPTORS)
         if not packet:
             return
-        arguments, variables = json.loads(packet)
+        arguments, variables, limits = json.loads(packet)
         if (pid := os.fork()) == 0:
             orders.close()
+            Limits(*limits).apply()
             become(arguments, set_by_imports | variables, descriptors)
             return
         for descriptor in descriptors:

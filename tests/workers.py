@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -22,7 +21,7 @@ import httpx
 import orjson
 
 from tests.conftest import ROOT, SAMPLE
-from tests.forks import SERVER, SOURCES, Forked, Forks, die_with_parent
+from tests.forks import SERVER, SOURCES, Forked, die_with_parent, gateway_forks
 
 DEMO = ROOT / "engine" / "demo"
 MODEL = str(DEMO / "target")
@@ -75,12 +74,6 @@ GATEWAY = (
 START_S = 300.0
 
 
-@cache
-def make_forks() -> Forks:
-    """vLLM is imported once for all servers of this process's tests."""
-    return Forks(ROOT, ENVIRONMENT)
-
-
 @dataclass
 class WorkerProcess:
     """``log`` holds what it wrote, all its starts after each other."""
@@ -100,7 +93,7 @@ class WorkerProcess:
             if SERVER in self.arguments and not self.variables:
                 streams = [os.open(os.devnull, os.O_RDONLY), out.fileno(), out.fileno()]
                 variables = os.environ | ENVIRONMENT
-                self.process = Forked(make_forks().fork(self.arguments, variables, streams))
+                self.process = Forked(gateway_forks().fork(self.arguments, variables, streams))
                 os.close(streams[0])
                 return
             self.process = subprocess.Popen(

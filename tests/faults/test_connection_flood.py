@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import ADMIN, serving
 from tests.faults import engine_process, streams
+from tests.forks import Limits
 
 pytestmark = pytest.mark.slow
 
@@ -30,9 +31,8 @@ def flood(stack: ExitStack, url: str) -> None:
 
 
 def test_an_engine_restarts_beside_more_idle_connections_than_there_are_files(tmp_path):
-    prefix = ("prlimit", f"--nofile={FILES}:{FILES}")
-    log = tmp_path / "serve.log"
-    with serving(log, ADMIN, prefix) as gateway, ExitStack() as stack:
+    log, limits = tmp_path / "serve.log", Limits(files=FILES)
+    with serving(log, ADMIN, limits=limits) as gateway, ExitStack() as stack:
         pid = gateway.process.pid
         body = streams.request("chat", 3, 60)
         (before,) = asyncio.run(streams.hear_all(gateway.url, [body]))

@@ -7,8 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,9 +15,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.conftest import ROOT, serving
+from tests.conftest import serving
 from tests.engine.vllm_backend.test_start import draft
 from tests.faults import engine_process, streams
+from tests.forks import Forked, fork_python
 
 pytestmark = pytest.mark.slow
 
@@ -30,17 +29,19 @@ SOON_S = 120
 class Starting:
     """A gateway whose engine process has just come to life."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: Forked, log: Path) -> None:
         self.process = process
+        self._log = log
         self.engine = self._engine()
 
     def end(self) -> tuple[int, str]:
         """Wait for the gateway's end; return its status and stderr. None of its processes may be
         left."""
-        _, errors = self.process.communicate(timeout=SOON_S)
+        status = self.process.wait(SOON_S)
+        errors = self._log.read_text()
         assert "Traceback" not in errors
         assert not engine_process.is_engine(self.engine)
-        return self.process.returncode, errors
+        return status, errors
 
     def _engine(self) -> int:
         end = time.monotonic() + SOON_S
@@ -53,24 +54,19 @@ class Starting:
 
 
 @contextmanager
-def starting(*arguments: str) -> Iterator[Starting]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "eaglegate.server", "serve", "--port", "0", *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-    )
+def starting(log: Path, *arguments: str) -> Iterator[Starting]:
+    command = ["-m", "eaglegate.server", "serve", "--port", "0", *arguments]
+    with log.open("w") as errors:
+        process = fork_python(command, os.environ, errors)
     try:
-        yield Starting(process)
+        yield Starting(process, log)
     finally:
         process.kill()
         process.wait()
 
 
-def test_a_gateway_told_to_stop_while_its_engine_starts_stops_at_once():
-    with starting() as gateway:
+def test_a_gateway_told_to_stop_while_its_engine_starts_stops_at_once(tmp_path):
+    with starting(tmp_path / "log") as gateway:
         gateway.process.send_signal(signal.SIGTERM)
         status, said = gateway.end()
         assert status == 0
@@ -78,27 +74,28 @@ def test_a_gateway_told_to_stop_while_its_engine_starts_stops_at_once():
         assert "warming up" not in said, "it waited for an engine that nobody needs"
 
 
-def test_an_engine_killed_while_it_starts_ends_the_gateway_with_the_cause():
-    with starting() as gateway:
+def test_an_engine_killed_while_it_starts_ends_the_gateway_with_the_cause(tmp_path):
+    with starting(tmp_path / "log") as gateway:
         os.kill(gateway.engine, signal.SIGKILL)
         status, said = gateway.end()
         assert status == 1
         assert re.search("the engine process ended( by SIGKILL)? while it started", said)
 
 
-def test_an_engine_that_hangs_while_it_starts_is_given_up():
-    with starting("--engine-start-s", "15") as gateway:
+def test_an_engine_that_hangs_while_it_starts_is_given_up(tmp_path):
+    with starting(tmp_path / "log", "--engine-start-s", "4") as gateway:
         os.kill(gateway.engine, signal.SIGSTOP)
         status, said = gateway.end()
         assert status == 1
-        assert "not ready after 15 s" in said
+        assert "not ready after 4 s" in said
         assert "--engine-start-s" in said
 
 
 def test_a_draft_that_kills_the_engine_at_its_first_request_ends_the_gateway(tmp_path):
     """The engine dies at its first request because the checks before the start are switched off."""
     config = draft(Path(tmp_path / "draft"), eagle_aux_hidden_state_layer_ids=[2, 4, 4])
-    with starting("--no-preflight", "--speculative-config", json.dumps(config)) as gateway:
+    given = ("--no-preflight", "--speculative-config", json.dumps(config))
+    with starting(tmp_path / "log", *given) as gateway:
         status, said = gateway.end()
         assert status == 1
         assert "size" in said

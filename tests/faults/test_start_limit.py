@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ import torch
 from eaglegate.engine.vllm_backend.arguments import DEMO
 from eaglegate.lab.training.cost_scaled import cost_scaled_demo
 from tests.conftest import ADMIN, RunningGateway, serving
+from tests.forks import Limits
 
 pytestmark = pytest.mark.slow
 
@@ -44,11 +44,10 @@ def gateways(
     auto = (*ADMIN, "--depth", "auto", "--kv-cache-memory-bytes", "268435456")
     draft = ("--spec-model", str(large / "eagle3_1"), "--spec-tokens", "7")
     arguments = [auto, (str(large / "target"), *draft, *auto)]
-    core = min(os.sched_getaffinity(0))
     with ExitStack() as stack, ThreadPoolExecutor(len(arguments)) as pool:
         started = pool.map(
             lambda numbered: stack.enter_context(
-                serving(logs / f"{numbered[0]}.log", numbered[1], ("taskset", "-c", str(core)))
+                serving(logs / f"{numbered[0]}.log", numbered[1], limits=Limits(cores=1))
             ),
             enumerate(arguments),
         )

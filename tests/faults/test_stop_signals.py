@@ -98,25 +98,22 @@ def test_a_signal_to_the_group_drains(gateway):
     wait_until_gone(helpers)
 
 
-def test_nothing_outlives_a_gateway_that_was_killed(tmp_path):
-    with serving(tmp_path / "serve.log", forks=False) as gateway:
-        answer_structured(gateway)
-        helpers = list_helpers(gateway)
-        gateway.process.kill()
-        gateway.process.wait()
-        wait_until_gone(helpers)
+def kill_and_wait(gateway, helpers):
+    """Nothing outlives a gateway that was killed."""
+    gateway.process.kill()
+    gateway.process.wait()
+    wait_until_gone(helpers)
 
 
 def test_workers_of_tensor_parallelism_leave_signals_to_the_gateway(tmp_path):
     with serving(tmp_path / "serve.log", TWO_CORES, forks=False) as gateway:
+        answer_structured(gateway)
         helpers = list_helpers(gateway)
         bodies = [streams.request("chat", at, 60) for at in range(2)]
         heard = asyncio.run(hear_through(gateway, bodies, lambda: send(signal.SIGTERM, helpers)))
         assert [one.finish for one in heard] == ["length"] * 2
         assert [pid for pid in helpers if not is_running(pid)] == []
-        gateway.process.kill()
-        gateway.process.wait()
-        wait_until_gone(helpers)
+        kill_and_wait(gateway, helpers)
 
 
 FORKING = """
@@ -157,3 +154,4 @@ def test_where_vllm_forks_the_engine_shares_no_socket_with_the_gateway(tmp_path,
         (heard,) = asyncio.run(streams.hear_all(gateway.url, [streams.request("chat", 1, TOKENS)]))
         assert_whole([heard])
         assert httpx.get(f"{gateway.url}/ready").status_code == 200
+        kill_and_wait(gateway, engines)
