@@ -35,6 +35,8 @@ class Left:
     inside: int = 0
     files_before: int = 0
     files_after: int = 0
+    tasks_before: int = 0
+    tasks_after: int = 0
     memory_before_mib: float = 0
     memory_after_mib: float = 0
 
@@ -75,13 +77,19 @@ async def crowd(gateway: RunningGateway, clients: int, seed: int) -> Left:
     await asyncio.gather(*(one(number) for number in range(TOGETHER)))
     await settled(gateway)
     left.files_before = engine_process.open_files(gateway.process.pid)
+    left.tasks_before = count_tasks(gateway)
     left.memory_before_mib = engine_process.memory_mib(gateway.process.pid)
     await asyncio.gather(*(one(number) for number in range(clients)))
     left.inside = await settled(gateway)
     left.running = gateway.metric("vllm:num_requests_running") or 0
     left.files_after = engine_process.open_files(gateway.process.pid)
+    left.tasks_after = count_tasks(gateway)
     left.memory_after_mib = engine_process.memory_mib(gateway.process.pid)
     return left
+
+
+def count_tasks(gateway: RunningGateway) -> int:
+    return int(httpx.get(f"{gateway.operator}/admin/status").json()["tasks"])
 
 
 async def settled(gateway: RunningGateway) -> int:
