@@ -327,6 +327,9 @@ def adopt_surroundings(variables: Mapping[str, str], *streams: Any) -> None:
         descriptor = stream.detach()
         os.dup2(descriptor, number)
         os.close(descriptor)
+    if os.environ.get("ASYNCHRONOUS_SCHEDULING") == "1":  # see tests/gpu_path/sitecustomize.py
+        own = import_module("tests.gpu_path.sitecustomize")
+        own.schedule_asynchronously(import_module("vllm.platforms.cpu"))
     import_module("setproctitle").setproctitle(STARTING)
 
 

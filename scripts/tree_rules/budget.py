@@ -18,7 +18,7 @@ LINES = {
     "text": 13_500,
     "lab": 16_400,
     "src": 100,
-    "tests": 75_110,
+    "tests": 75_010,
     "scripts": 2_300,
     "deploy": 1_100,
     "docs": 200,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack, contextmanager
 
+import pytest
 import pytest_asyncio
+import vllm.platforms.cpu
 from vllm import envs
+from vllm.platforms.cpu import CpuPlatform
 
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.child_process import replace_environment
@@ -15,6 +18,7 @@ from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from tests.engine.drive import render, run_engine, speculation
 from tests.forks import fork_engines
+from tests.gpu_path.sitecustomize import schedule_asynchronously
 
 FIRST_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0", "TRITON_INTERPRET": "0"}
 SECOND_RUNNER = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
@@ -33,6 +37,18 @@ SMALL = {
     "kv_cache_memory_bytes": 24 << 20,
 }
 """Twenty blocks of 128 tokens and prefills in chunks: preemption and chunking happen."""
+
+
+@contextmanager
+def asynchronous_scheduling() -> Iterator[None]:
+    """Start engines with asynchronous scheduling, as on GPUs. vLLM switches it off for CPUs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ASYNCHRONOUS_SCHEDULING", "1")  # read by engine processes
+        update = CpuPlatform.__dict__["check_and_update_config"]
+        patch.setattr(CpuPlatform, "check_and_update_config", update)  # restored at the end
+        schedule_asynchronously(vllm.platforms.cpu)
+        yield
+
 
 if not SECOND_RUNNER:  # whose Triton reads whether it interprets when it is loaded
     fork_engines()

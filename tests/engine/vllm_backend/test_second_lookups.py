@@ -6,12 +6,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from msgspec.structs import replace
-from vllm.platforms.cpu import CpuPlatform
 
 from eaglegate.engine.types import Constraint, Drafter, EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
@@ -25,7 +25,7 @@ from tests.engine.drive import (
     run_engine,
     speculation,
 )
-from tests.engine.vllm_backend.conftest import SECOND_RUNNER, SMALL
+from tests.engine.vllm_backend.conftest import SECOND_RUNNER, SMALL, asynchronous_scheduling
 from tests.engine.vllm_backend.test_lookups import (
     assert_equal,
     planning,
@@ -33,7 +33,6 @@ from tests.engine.vllm_backend.test_lookups import (
     test_an_operators_bound_holds_for_lookups,
     test_grammars_hold,
 )
-from tests.gpu_path.sitecustomize import schedule_asynchronously
 
 __all__ = ["test_an_operators_bound_holds_for_lookups", "test_grammars_hold"]  # of both runners
 
@@ -61,13 +60,7 @@ SETTINGS: dict[str, Any] = {
 )
 async def lookup_engine(request: pytest.FixtureRequest) -> AsyncGenerator[VllmEngine, None]:
     """Its planner is off, because it learns the price of a token from the times of steps."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "asynchronous":
-            own = CpuPlatform.__dict__["check_and_update_config"]
-            patch.setattr(CpuPlatform, "check_and_update_config", own)  # restored at the end
-            import vllm.platforms.cpu
-
-            schedule_asynchronously(vllm.platforms.cpu)
+    with asynchronous_scheduling() if request.param == "asynchronous" else nullcontext():
         async with run_engine("off", lookup=WIDTH, **SETTINGS) as engine:
             assert engine._llm is not None
             is_asynchronous = engine._llm.vllm_config.scheduler_config.async_scheduling
