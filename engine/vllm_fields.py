@@ -21,7 +21,7 @@ TENANT = "tenant"
 UNTAUGHT = "untaught"
 """Key in ``extra_args`` of a request from which the planner learns nothing."""
 DEPTH_BITS = 15
-LOOKUP_BIT = 1 << DEPTH_BITS
+OTHER_DRAFTER_BIT = 1 << DEPTH_BITS
 """Set in the number of a step's account if its drafts are a lookup's."""
 REASONS = tuple(DepthReason)
 TRACED = "traced"
@@ -33,6 +33,8 @@ WEIGHT = "key_weight"
 """Key in ``extra_args``: the share of a request's key among those outside the latency class."""
 QUOTES = "quotes"
 """Key in ``extra_args``: packed tokens that lookups search beside the prompt."""
+MAX_QUOTES = 16_384
+"""Most tokens of a request's quotes, the newest ones. They take 8 bytes each in the engine."""
 LOOKUP_BOUND = "lookup"
 """Key in ``extra_args``: the request's longest lookup."""
 AUDIT = "audit"
@@ -53,16 +55,16 @@ def pack_depth(depth: int, reason: DepthReason | None) -> int:
     return depth | code << DEPTH_BITS + 1
 
 
-def mark_lookup(packed_depth: int) -> int:
-    """Mark a step's number: its drafts are a lookup's."""
-    return packed_depth | LOOKUP_BIT
+def mark_other_drafter(packed_depth: int) -> int:
+    """Mark a step's number: its drafts are not the draft model's."""
+    return packed_depth | OTHER_DRAFTER_BIT
 
 
 def unpack_depth(packed_depth: int) -> tuple[int, DepthReason | None, Drafter]:
     """Return the depth, the reason that ``pack_depth`` packed, and who drafted."""
     code = packed_depth >> DEPTH_BITS + 1
-    drafter = Drafter.LOOKUP if packed_depth & LOOKUP_BIT else Drafter.DRAFT
-    return packed_depth & LOOKUP_BIT - 1, REASONS[code - 1] if code else None, drafter
+    drafter = Drafter.LOOKUP if packed_depth & OTHER_DRAFTER_BIT else Drafter.DRAFT
+    return packed_depth & OTHER_DRAFTER_BIT - 1, REASONS[code - 1] if code else None, drafter
 
 
 def pack_rates(rates: Iterable[float], token_price: float) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class FeatureSettings:
@@ -18,3 +18,8 @@ class FeatureSettings:
     def is_on(self) -> bool:
         """True if a gateway with these settings has the feature."""
         return True
+
+    def configure_engine(self, choices: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of an engine in this process (fields of vLLM's AsyncEngineArgs) with
+        those of the feature's part in the engine. Raises ValueError."""
+        return choices

@@ -48,7 +48,6 @@ NUMBERS: tuple[tuple[tuple[str, ...], str, Callable[[float], bool]], ...] = (
     (PORTS, "from 0 to 65535", lambda value: 0 <= value <= 65535),
     (POSITIVE, "above 0", lambda value: value > 0),
     (NOT_NEGATIVE, "0 or more", lambda value: value >= 0),
-    (("lookup",), "from 1 to 32, or 0 for none", lambda value: 0 <= value <= 32),
 )
 """Settings, their rule, and its test."""
 SECRETS = (
@@ -117,12 +116,6 @@ class Settings:
         "every step by expected tokens per second. The default is auto, except for workers, which "
         "choose for themselves",
         metavar="N|auto",
-    )
-    lookup: int = setting(
-        0,
-        "longest lookup, in tokens: copies of the request's own text, verified where they bring "
-        "more than the draft. 0 for none. vLLM's first model runner needs synchronous scheduling",
-        metavar="N",
     )
     step_timing_s: float = setting(
         3.0,
@@ -419,11 +412,6 @@ class Settings:
         if self.depth not in (None, "auto") and not str(self.depth).isdecimal():
             raise ConfigError(f"--depth must be a number or auto; given {self.depth}")
         is_remote = bool(self.upstream or self.upstream_file or self.upstream_dns)
-        if self.lookup and is_remote:
-            raise ConfigError(
-                "--lookup looks up in the engine of this process, and workers have none; leave it "
-                "out"
-            )
         if self.depth == "auto" and is_remote:
             raise ConfigError(
                 "--depth auto plans in the engine of this process; leave it out and start workers "

@@ -87,6 +87,7 @@ PLANTED = [
     ("text/x.py", "def f():\n    from fastapi import Request", "may not import fastapi"),
     ("lab/measure/x.py", "from eaglegate.server import app", "may not import eaglegate.server"),
     ("text/rendering/x.py", "import torch", "may not import torch"),
+    ("engine/vllm_backend/x.py", "looks_for_lookups = 1", "x.py:1: lookup is a word of a plug-in"),
     ("engine/fleet/x.py", "import eaglegate.engine.vllm_backend", "may not import eaglegate.engi"),
     ("server/http/x.py", "import httpx", "server/http/x.py: imports httpx"),
     ("features/audit/x.py", "import prometheus_client", "features/audit/x.py: imports prometheus"),

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from vllm.config import ModelConfig, StructuredOutputsConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -29,8 +29,9 @@ from eaglegate.engine.speculation.drafts.inspection.recurrent import RECURRENT_O
 from eaglegate.engine.speculation.drafts.naming import name_speculation
 from eaglegate.engine.vllm_backend import prepare_cpu, prepare_offline
 from eaglegate.engine.vllm_backend.class_names import SCHEDULER, WORKER
+from eaglegate.engine.vllm_backend.engine_plugin import list_engine_plugins
 from eaglegate.engine.vllm_backend.graphs import choose_depths, choose_sizes, declare_depths
-from eaglegate.engine.vllm_backend.lookups import LOOKUP, MAX_WIDTH, refuse_lookups
+from eaglegate.engine.vllm_contract import read_draft_depth
 from eaglegate.engine.vllm_parts import Promise, find_broken_promises
 
 GIB = 1024**3
@@ -44,6 +45,8 @@ IMAGE_CACHE_GIB = 1
 """Size of vLLM's cache of image features; the gateway and its engine process have one each."""
 HUB_S = 3.0
 """Seconds to wait for the hub's answer to a request for config.json."""
+Configure: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
+"""Changes the fields of AsyncEngineArgs, as a feature does with a part in the engine."""
 TABLE = "num_speculative_tokens_per_batch_size"
 AUTO = "auto"
 """Value of ``--depth`` with which the planner chooses the depth of every step."""
@@ -87,7 +90,8 @@ def make_engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
     is_recurrent = model.is_hybrid or model.is_attention_free
     if is_recurrent and config.speculative_config is not None and current_platform.is_cpu():
         raise ValueError(RECURRENT_ON_CPU)
-    refuse_lookups(config)
+    for plugin in list_engine_plugins():
+        plugin.refuse(config)
     return config
 
 
@@ -151,12 +155,12 @@ def _remove_flag(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def make_engine_arguments(
-    namespace: argparse.Namespace, depth: str | None = AUTO, lookup: int = 0
+    namespace: argparse.Namespace, depth: str | None = AUTO, configure: Configure = dict
 ) -> AsyncEngineArgs:
     """Make vLLM's arguments from the user's choices and the gateway's defaults.
 
-    ``depth`` is the value of ``--depth``, for requests without their own, and ``lookup`` that of
-    ``--lookup``. Raises EngineStartError if settings of the draft contradict each other.
+    ``depth`` is the value of ``--depth``, for requests without their own. Raises EngineStartError
+    if settings of the draft contradict each other, and what ``configure`` raises.
     """
     fields = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     fields.discard("log_level")
@@ -168,12 +172,9 @@ def make_engine_arguments(
     choices = name_speculation(choices)
     if Promise.TEXT in find_broken_promises():
         choices["speculative_config"] = None
-    arguments = (
-        _make_arguments(choices, depth=depth, lookup=lookup)
-        if choices.get("model")
-        else make_demo_arguments(depth, lookup, **choices)
-    )
-    return add_lookups(arguments, lookup) if lookup else arguments
+    if not choices.get("model"):
+        return make_demo_arguments(depth, configure, **choices)
+    return _make_arguments(choices, depth=depth, configure=configure)
 
 
 def _find_remote_config(choices: Mapping[str, Any]) -> None:
@@ -195,7 +196,7 @@ def _find_remote_config(choices: Mapping[str, Any]) -> None:
 
 
 def make_demo_arguments(
-    depth: str | None = AUTO, lookup: int = 0, **choices: Any
+    depth: str | None = AUTO, configure: Configure = dict, **choices: Any
 ) -> AsyncEngineArgs:
     """Make arguments for the built-in demo: tiny target, EAGLE 3.1 draft, K = 3. Any field may be
     set.
@@ -212,7 +213,7 @@ def make_demo_arguments(
         )
     if not current_platform.is_cpu():
         choices = _limit_gpu_memory(choices) | choices
-    return _make_arguments(DEMO_DEFAULTS | choices, DEMO_CPU_DEFAULTS, 1, depth, lookup)
+    return _make_arguments(DEMO_DEFAULTS | choices, DEMO_CPU_DEFAULTS, 1, depth, configure)
 
 
 def _limit_gpu_memory(choices: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,14 +241,14 @@ def _make_arguments(
     cpu_defaults: dict[str, Any] = CPU_DEFAULTS,
     threads: int | None = None,
     depth: str | None = AUTO,
-    lookup: int = 0,
+    configure: Configure = dict,
 ) -> AsyncEngineArgs:
     defaults = {"worker_extension_cls": WORKER, "mm_processor_cache_gb": IMAGE_CACHE_GIB}
-    choices = defaults | _add_scheduler(choices)
+    choices = configure(defaults | _add_scheduler(choices))
     if current_platform.is_cpu():
         choices = _add_cpu_defaults(choices, cpu_defaults, threads)
     elif "scheduler_cls" in choices:
-        choices = declare_graphs(choices, depth, lookup)
+        choices = declare_graphs(choices, depth)
     return AsyncEngineArgs(**choices)
 
 
@@ -260,22 +261,23 @@ def _add_scheduler(choices: dict[str, Any]) -> dict[str, Any]:
     return {"scheduler_cls": SCHEDULER} | choices
 
 
-def declare_graphs(choices: dict[str, Any], depth: str | None, lookup: int = 0) -> dict[str, Any]:
+def declare_graphs(choices: dict[str, Any], depth: str | None) -> dict[str, Any]:
     """Declare the depths for which CUDA graphs are captured on a GPU. The user's choice stays.
 
-    Without a table vLLM captures only K, which is enough if every request drafts K tokens. With
-    lookups of more tokens ``lookup`` is one more depth, and K of vLLM's (``add_lookups``).
+    Without a table vLLM captures only K, which is enough if every request drafts K tokens. Where
+    the draft's own K is less than vLLM's, both are depths.
     """
     speculation = choices.get("speculative_config") or {}
     max_depth = speculation.get("num_speculative_tokens")
     if not max_depth or choices["scheduler_cls"] != SCHEDULER:
         return choices
+    draft_depth = read_draft_depth(choices.get("additional_config"), max_depth)
     fixed_depth = (
-        max_depth if depth is None else min(max_depth, int(depth)) if depth != AUTO else None
+        draft_depth if depth is None else min(draft_depth, int(depth)) if depth != AUTO else None
     )
-    depths = choose_depths(max_depth, fixed_depth)
-    if lookup > max_depth:
-        depths = [*depths, lookup]
+    depths = choose_depths(draft_depth, fixed_depth)
+    if max_depth > draft_depth:
+        depths = [*depths, max_depth]
     if depths == [max_depth]:
         return choices
     table = declare_depths(depths, choices.get("max_num_seqs"))
@@ -284,31 +286,6 @@ def declare_graphs(choices: dict[str, Any], depth: str | None, lookup: int = 0) 
     if len(depths) > 1 and TABLE not in speculation and not _sizes_graphs(choices):
         sizes["cudagraph_capture_sizes"] = choose_sizes(depths, choices.get("max_num_seqs"))
     return sizes | choices | {"speculative_config": declaration}
-
-
-def add_lookups(arguments: AsyncEngineArgs, width: int) -> AsyncEngineArgs:
-    """Add lookups of up to ``width`` tokens to an engine's arguments. Raises ValueError."""
-    if not 1 <= width <= MAX_WIDTH:
-        raise ValueError(f"--lookup must be from 1 to {MAX_WIDTH}, or 0 for none; given {width}")
-    speculation: dict[str, Any] = dict(arguments.speculative_config or {})
-    depth = speculation.get("num_speculative_tokens")
-    if not depth:
-        raise ValueError(
-            "--lookup works beside a draft: give --speculative-config with num_speculative_tokens, "
-            "or use method ngram for lookups alone"
-        )
-    if arguments.scheduler_cls != SCHEDULER:
-        raise ValueError(
-            f"--lookup needs the gateway's own scheduler; leave out --scheduler-cls "
-            f"{arguments.scheduler_cls}"
-        )
-    speculation["num_speculative_tokens"] = max(depth, width)
-    arguments.speculative_config = speculation
-    arguments.additional_config = {
-        **(arguments.additional_config or {}),
-        LOOKUP: {"width": width, "depth": depth},
-    }
-    return arguments
 
 
 def _sizes_graphs(choices: dict[str, Any]) -> bool:

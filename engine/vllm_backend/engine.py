@@ -17,6 +17,7 @@ from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, cast
 
+from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.lora.request import LoRARequest
 from vllm.usage.usage_lib import UsageContext
@@ -45,17 +46,8 @@ from eaglegate.engine.errors import (
 )
 from eaglegate.engine.logs import LineFormat, pass_line
 from eaglegate.engine.machine import count_oom_kills, is_stopped
-from eaglegate.engine.speculation.accounts.scores import (
-    PIECE,
-    UNPACED,
-    AnswerScores,
-    AuditPace,
-    ScoresAnswers,
-    split_audit,
-)
 from eaglegate.engine.speculation.drafts.methods import find_method
 from eaglegate.engine.speculation.drafts.versions import SwapsDrafts
-from eaglegate.engine.steps import NullSink
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import (
     EngineInfo,
@@ -73,6 +65,7 @@ from eaglegate.engine.vllm_backend.child_process import (
     separate_engines,
 )
 from eaglegate.engine.vllm_backend.class_names import SCHEDULER, WORKER
+from eaglegate.engine.vllm_backend.engine_plugin import list_engine_plugins
 from eaglegate.engine.vllm_backend.flight_record import FlightRecord
 from eaglegate.engine.vllm_backend.outputs import FeaturesMissing, StepOutputProcessor, take_over
 from eaglegate.engine.vllm_backend.refused_fields import allow_fields
@@ -86,7 +79,7 @@ from eaglegate.engine.vllm_backend.warm_up import (
     time_steps,
     warm_up,
 )
-from eaglegate.engine.vllm_parts import Promise, examine_installed, find_broken_promises
+from eaglegate.engine.vllm_parts import examine_installed
 from eaglegate.text.limited_child import name_exit
 from eaglegate.text.media.image import Image
 
@@ -120,6 +113,10 @@ def ignore_progress(_: str) -> None:
     """No-op progress callback."""
 
 
+def ignore_time(_: float) -> None:
+    """No-op charge of an engine's time."""
+
+
 class VllmEngine(
     Engine,
     SupportsDepth,
@@ -129,7 +126,6 @@ class VllmEngine(
     SupportsPostMortem,
     SupportsUnclaimed,
     SwapsDrafts,
-    ScoresAnswers,
     DropsBlocks,
     CountsImages,
 ):
@@ -182,11 +178,11 @@ class VllmEngine(
         self._exits: tuple[int | None, ...] = ()
 
     def capability(self, kind: Kind[T]) -> T | None:
-        """Return this engine, unless the installed vLLM differs in parts that ``kind`` needs."""
-        needs_audits = cast("object", kind) is ScoresAnswers
-        if needs_audits and Promise.AUDITS in find_broken_promises():
-            return None
-        return super().capability(kind)
+        """Return this engine, or a plug-in of it, with the methods of ``kind``; None without."""
+        if (engine := super().capability(kind)) is not None:
+            return engine
+        offers = (plugin.offer(self) for plugin in list_engine_plugins())
+        return next((cast("T", offer) for offer in offers if kind in type(offer).__mro__), None)
 
     async def start(self) -> EngineInfo:
         self._progress(f"starting vLLM with {self._arguments.model}")
@@ -229,11 +225,12 @@ class VllmEngine(
         return info
 
     async def generate(self, request: EngineRequest, sink: StepSink) -> None:
-        await self._generate(request, sink, UNPACED.charge)
+        await self.generate_timed(request, sink, ignore_time)
 
-    async def _generate(
+    async def generate_timed(
         self, request: EngineRequest, sink: StepSink, charge: Callable[[float], None]
     ) -> None:
+        """Call ``generate``, and ``charge`` with its seconds."""
         for _ in range(RESENDS):
             with suppress(FeaturesMissing):  # raised before the first step
                 return await self._generate_once(request, sink, charge)
@@ -344,39 +341,26 @@ class VllmEngine(
         llm, _ = self._require_running()
         from eaglegate.engine.vllm_backend.execution import read_execution
 
-        workers = await llm.collective_rpc("describe_execution")
+        workers = await self.call_workers("describe_execution")
         loggers = llm.logger_manager.stat_loggers if llm.logger_manager else ()
         eager = bool(self._arguments.enforce_eager)
         return read_execution(llm.vllm_config, eager, workers, loggers)
 
-    async def score(
-        self,
-        request: EngineRequest,
-        answer: Sequence[int],
-        dtype: str,
-        pace: AuditPace = UNPACED,
-    ) -> AnswerScores:
-        """See ``eaglegate.engine.speculation.accounts.scores.ScoresAnswers``."""
-        llm, _ = self._require_running()
-        caches = llm.vllm_config.cache_config.enable_prefix_caching
-        parts = []
-        for piece in split_audit(request, answer, dtype, PIECE if caches else None):
-            await pace.pause()
-            await self._generate(piece.request, NullSink(), pace.charge)
-            if piece.key:
-                parts.append(AnswerScores.from_fields(await self._take_scores(piece.key)))
-        return AnswerScores.join(parts)
+    async def ask(self, plugin: str, method: str, *arguments: object) -> Any:
+        """Call a method of a step plug-in between two steps; None without the plug-in."""
+        return await self._steer("ask_plugin", plugin, method, *arguments)
 
-    async def _take_scores(self, key: str) -> Mapping[str, Any]:
-        """Return an audit's scores and remove them from the worker. Raises EngineError."""
+    async def call_workers(self, method: str, *arguments: object) -> Sequence[Any]:
+        """Call a method of every worker, and return their answers."""
         llm, _ = self._require_running()
-        replies = await llm.collective_rpc("take_scores", args=(key,))
-        fields: Mapping[str, Any] = next(
-            (reply for reply in replies if reply is not None), {"error": "no worker has them"}
-        )
-        if "error" in fields:
-            raise EngineFailed(f"The answer was not scored: {fields['error']}")
-        return fields
+        answers: Sequence[Any] = await llm.collective_rpc(method, args=arguments)
+        return answers
+
+    @property
+    def vllm_config(self) -> VllmConfig:
+        """vLLM's configuration. Raises EngineDead if the engine does not run."""
+        llm, _ = self._require_running()
+        return llm.vllm_config
 
     async def drop_blocks(self) -> int:
         """Drop all cached blocks, and return their number."""

@@ -13,7 +13,6 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from eaglegate.engine.speculation.drafts.methods import StepBehaviour, StepDepth
-from eaglegate.engine.speculation.fair_share import FairShare, ShareMember
 from eaglegate.engine.speculation.planner.planner import DepthPlan, DepthPlanner
 from eaglegate.engine.speculation.planner.step_cost import ObservedStep
 from eaglegate.engine.speculation.planner.step_graphs import GraphMode
@@ -23,11 +22,9 @@ from eaglegate.engine.vllm_backend.steering import ReasoningSpan
 from eaglegate.engine.vllm_contract import DRAFT_DEPTH, SKIP
 from eaglegate.engine.vllm_fields import (
     DEPTH,
-    LATENCY,
     TENANT,
     TRAFFIC,
     UNTAUGHT,
-    WEIGHT,
     pack_depth,
     pack_rates,
 )
@@ -106,8 +103,6 @@ PLAN = "depth_plan"
 """Attribute of a SchedulerOutput: the plan of the drafts that it verifies."""
 WIDTHS = "planned_widths"
 """Attribute of a SchedulerOutput: the planned widths of the drafts that it verifies."""
-SHARED = "shared_step"
-"""Attribute of a SchedulerOutput: the work that others add to a step of a latency class."""
 MIN_HOLES = 16
 """Tokens unseen by the draft model from which a request counts in a slice with holes."""
 PROMPT_TAIL = 64
@@ -117,13 +112,13 @@ PROMPT_TAIL = 64
 class StepPlanning:
     """Planning of one scheduler's steps. Requests with their own depth keep it."""
 
-    def __init__(self, scheduler: Scheduler, behaviour: StepBehaviour, lookup: bool) -> None:
-        """Set up without a planner. ``lookup`` means that the method may find no drafts; see
+    def __init__(self, scheduler: Scheduler, behaviour: StepBehaviour, may_find_none: bool) -> None:
+        """Set up without a planner. ``may_find_none`` means that the method may find no drafts; see
         ``DraftMethod``."""
         self._scheduler = scheduler
         self._behaviour = behaviour
-        self._lookup = lookup
-        self.graphs = None if lookup else read_graphs(scheduler.vllm_config)
+        self._may_find_none = may_find_none
+        self.graphs = None if may_find_none else read_graphs(scheduler.vllm_config)
         """The CUDA graphs of steps, if equal widths make them faster."""
         self._planner: Planner | None = None
         self._widths: dict[str, int] = {}
@@ -145,26 +140,11 @@ class StepPlanning:
         self._frozen_depth: int | None = None
         """The depth at which an operator holds the planner."""
         self.mode = "off"
-        self.share = FairShare()
-
-    @property
-    def observes(self) -> bool:
-        """True if steps must be observed."""
-        return self._planner is not None or self.share.is_needed
 
     @property
     def may_cut(self) -> bool:
         """True if a request may verify fewer drafts than were made."""
         return self._behaviour.depth is not StepDepth.FIXED
-
-    def join_share(self, request: Request) -> None:
-        """Add a new request to the sharing of steps."""
-        extra = _get_extra(request)
-        objective = extra.get(LATENCY)
-        weight = max(float(extra.get(WEIGHT, 1.0)), 1e-3)
-        objective_s = float(objective or 0.0) / 1e3
-        member = ShareMember(str(extra.get(TENANT, "")), weight, objective is not None, objective_s)
-        self.share.add(request.request_id, member)
 
     def limit_width(self, request: Request, width: int) -> None:
         """Verify at most ``width`` of a request's drafts."""
@@ -196,7 +176,7 @@ class StepPlanning:
         if mode == "random":
             return RandomPlanner(depth)
         always_full = self._behaviour.depth is StepDepth.FULL
-        return DepthPlanner(depth, always_full, self._lookup, self.graphs)
+        return DepthPlanner(depth, always_full, self._may_find_none, self.graphs)
 
     def restart(self) -> None:
         """Forget the acceptance of traffic, because another draft serves. The costs of steps are
@@ -208,13 +188,10 @@ class StepPlanning:
         self.restore_costs(costs)
 
     def describe(self, recent: int = 0) -> dict[str, object]:
-        """Describe the planner's estimates and decisions; only the mode without a planner. After a
-        latency class has run, the sharing of steps is included."""
+        """Describe the planner's estimates and decisions; only the mode without a planner."""
         planner = self._planner if isinstance(self._planner, DepthPlanner) else None
         description = {} if planner is None else planner.describe(recent)
-        sharing = self.share.describe()
-        sharing_part = {"sharing": sharing} if sharing else {}
-        return {"mode": self.mode, **description, **self._describe_drops(planner), **sharing_part}
+        return {"mode": self.mode, **description}
 
     def copy_slices(self) -> Callable[[], list[dict[str, object]]]:
         """See ``SurvivalEstimator.copy_slices``."""
@@ -223,24 +200,16 @@ class StepPlanning:
 
     def forget_tenants(self, tenants: Collection[str]) -> None:
         """Forget what the traffic of these tenants has taught, also while planning is off."""
-        self.share.forget(tenants)
         for planner in (self._planner, self._paused_planner[1]):
             if isinstance(planner, DepthPlanner):
                 planner.survival.forget(tenants)
 
-    def _describe_drops(self, planner: DepthPlanner | None) -> dict[str, object]:
-        """Describe the draft's cost in the prefix cache: prompt tokens computed again, and their
-        time.
-
-        A planner's gains are relative to depth 0 with the same draft. The gains over an engine
-        without a draft are smaller by this time.
-        """
-        recomputed_tokens = self._scheduler.drops.total
-        if not recomputed_tokens:
-            return {}
-        is_known = planner is not None and planner.cost.is_known
-        seconds = recomputed_tokens * planner.cost.prompt_token_s if is_known and planner else None
-        return {"recomputed_tokens": recomputed_tokens, "recomputed_s": seconds}
+    @property
+    def prompt_token_s(self) -> float | None:
+        """Seconds of a prompt token in a step; None if unknown."""
+        if not isinstance(self._planner, DepthPlanner) or not self._planner.cost.is_known:
+            return None
+        return self._planner.cost.prompt_token_s
 
     def export_costs(self) -> dict[str, object]:
         """Export the learnt costs of steps; empty if the planner knows none."""
@@ -332,13 +301,13 @@ class StepPlanning:
             return min_depth
         for request, _ in request_depths:
             self._follow(self._planner, request)
-        # A draft has one depth for the whole batch. If a latency class runs, its requests alone
-        # choose it. The others would otherwise buy throughput with its latency.
-        latency_class = [
-            pair for pair in request_depths if self.share.is_latency(pair[0].request_id)
-        ]
+        # A draft has one depth for the whole batch. Where some requests choose it, the others would
+        # otherwise buy throughput with their latency.
+        requests = [request for request, _ in request_depths]
+        chosen_names = set[str]().union(*self._scheduler.plugins.collect("choose", requests))
+        choosers = [pair for pair in request_depths if pair[0].request_id in chosen_names]
         names, bounds, floors = [], [], []
-        for request, depth in latency_class or request_depths:
+        for request, depth in choosers or request_depths:
             has_own_depth = _get_own_depth(request) is not None
             bound = depth
             # Drafts beyond the last token are never committed. With graphs a request's own depth
@@ -352,7 +321,7 @@ class StepPlanning:
         assert plan.depth <= self._scheduler.draft_depth
         self._widths.update(zip(names, plan.widths, strict=True))
         self._plan = plan
-        if latency_class:
+        if choosers:
             self._follow_depth(request_depths, set(names), plan.depth)
         return max(plan.depth, min_depth)
 
@@ -362,7 +331,7 @@ class StepPlanning:
         planned_names: Container[str],
         depth: int,
     ) -> None:
-        """Plan the widths of other requests after a latency class has chosen the depth."""
+        """Plan the widths of other requests after some have chosen the depth."""
         other_depths = [pair for pair in request_depths if pair[0].request_id not in planned_names]
         names = [request.request_id for request, _ in other_depths]
         useful_widths = [depth] * len(names)
@@ -377,11 +346,12 @@ class StepPlanning:
         self,
         output: SchedulerOutput,
         verify_counts: Mapping[str, tuple[int, int]],
-        lookups: Container[str] = (),
-    ) -> None:
-        """Observe a step: drafts and accepted tokens of each request, and the step's time.
+        others: Container[str] = (),
+    ) -> float | None:
+        """Observe a step: drafts and accepted tokens of each request, and the step's time. Return
+        the seconds of the step; None where its content is uncertain.
 
-        The planner does not learn the draft's acceptance from requests in ``lookups``, which
+        The planner does not learn the draft's acceptance from requests in ``others``, which
         verified other tokens.
         """
         now, last_update = self.clock(), self._last_update
@@ -389,23 +359,19 @@ class StepPlanning:
         self._last_update = now if self._scheduler.has_unfinished_requests() else None
         if last_update is None:
             self._late_drafts = None
-        if not self.observes:
-            return
-        if self.share.is_needed:
-            self.share.observe(verify_counts)
         tokens = output.num_scheduled_tokens
         names = [name for name in tokens if name in self._request_names]
         if names and self._planner is not None:
             # A request without drafts in this step counts, too: (0, 0) is a step of its life.
-            drafting = [name for name in names if name not in lookups] if lookups else names
+            drafting = [name for name in names if name not in others] if others else names
             counts = [verify_counts.get(name, (0, 0)) for name in drafting]
             drafted, accepted = zip(*counts, strict=True) if counts else ((), ())
             other_tokens = sum(
-                1 + verify_counts.get(name, (0, 0))[1] for name in names if name in lookups
+                1 + verify_counts.get(name, (0, 0))[1] for name in names if name in others
             )
-            # With a lookup the draft that was not found was planned, and its cost is learnt.
+            # A draft that was not found was planned, and its cost is learnt.
             planned_counts = (
-                self._count_planned(output, drafting, drafted) if self._lookup else drafted
+                self._count_planned(output, drafting, drafted) if self._may_find_none else drafted
             )
             self._planner.observe(drafting, planned_counts, accepted, drafted, other_tokens)
         step = StepContent.read(output)
@@ -414,14 +380,13 @@ class StepPlanning:
         # A step that also encodes images takes longer, by a time that no later step has.
         has_encoded = bool(output.scheduled_encoder_inputs)
         if last_update is None or depth is None or not step.batch or has_encoded:
-            return
+            return None
         seconds = now - last_update
-        if (shared_step := getattr(output, SHARED, None)) is not None:
-            self.share.observe_step(shared_step, seconds)
         mode = self.graphs.find_mode(step.widths) if self.graphs else GraphMode.FULL
         observation = ObservedStep(step.batch, step.width, depth, seconds, step.prompt, mode)
         if names and self._planner is not None:
             self._planner.observe_step(observation, getattr(output, PLAN, None))
+        return seconds
 
     def _get_depth_in_interval(self, output: SchedulerOutput, step: StepContent) -> int | None:
         """Return the depth of the drafts made between the last update and this one; None if
@@ -444,8 +409,8 @@ class StepPlanning:
     ) -> list[int]:
         """Count the draft tokens that were planned for each request.
 
-        A planned token that a lookup did not find brings nothing, so the value of a planned token
-        includes the chance that it is found.
+        A planned token that was not found brings nothing, so the value of a planned token includes
+        the chance that it is found.
         """
         widths = getattr(output, WIDTHS, {})
         return [
@@ -454,7 +419,6 @@ class StepPlanning:
 
     def forget(self, request: Request) -> None:
         """Forget a finished request."""
-        self.share.remove(request.request_id)
         self._widths.pop(request.request_id, None)
         self._reasoning.forget(request)
         self._holes.pop(request.request_id, None)

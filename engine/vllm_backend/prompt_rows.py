@@ -1,9 +1,9 @@
 """The adapter of each row of logits computed for the positions of a prompt.
 
-Log probabilities of a prompt, and audits, need the logits of many positions of one request. vLLM's
-output layer takes the adapter of a row from the list of rows that are sampled in the step. The
-logits of a prompt then got the adapters of other requests, and on a CPU the engine died. Here each
-row gets the adapter of the token whose hidden state it is.
+Log probabilities of a prompt need the logits of many positions of one request. vLLM's output layer
+takes the adapter of a row from the list of rows that are sampled in the step. The logits of a
+prompt then got the adapters of other requests, and on a CPU the engine died. Here each row gets the
+adapter of the token whose hidden state it is.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -46,3 +47,28 @@ class PromptModel:
 
     def __init__(self, compute_logits: Logits) -> None:
         self.compute_logits = compute_logits
+
+
+def get_prompt_logprobs(
+    original: Callable[..., Any], runner: Any, hidden_states: torch.Tensor, *args: Any
+) -> Any:
+    """Replace the first runner's ``GPUModelRunner._get_prompt_logprobs_dict``."""
+    if not runner.num_prompt_logprobs:
+        return original(runner, hidden_states, *args)
+    runner.model, model = PromptModel(adapt_rows(runner.model, hidden_states)), runner.model
+    try:
+        return original(runner, hidden_states, *args)
+    finally:
+        runner.model = model
+
+
+def compute_prompt_logprobs(
+    original: Callable[..., Any],
+    worker: Any,
+    logits_fn: MethodType,
+    hidden_states: torch.Tensor,
+    *args: Any,
+) -> Any:
+    """Replace the second runner's ``PromptLogprobsWorker.compute_prompt_logprobs``."""
+    compute_logits = adapt_rows(logits_fn.__self__, hidden_states)
+    return original(worker, compute_logits, hidden_states, *args)

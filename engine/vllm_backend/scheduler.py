@@ -9,14 +9,17 @@ its deepest request asks for, and every request keeps as many drafts as it asks 
   placeholders (``_limit_placeholders``).
 
 Two features of vLLM are off, because they count drafts that were never made: padding requests with
--1 after a prefix-cache hit, and zeros for drafts near the end of the context.
+-1 after a hit in the cache of blocks, and zeros for drafts near the end of the context.
 
 With a planner (``--depth auto``, speculation/planner/) requests without their own depth get the
 most profitable depth; ``planning.py`` asks the planner at every step.
 
 A step in which no request drafts skips the draft model (``worker.py``) and so leaves a hole in its
-KV cache. Prompts are never skipped. The output of a request at depth 0 stays out of the prefix
-cache, because it would make a later request draft worse.
+KV cache. Prompts are never skipped.
+
+The planner and the account of a step are of the scheduler itself, because one place must decide how
+deep a step drafts, and every token has one account. All else that a step may carry is a plug-in
+(``step_plugin.py``).
 """
 
 from __future__ import annotations
@@ -51,13 +54,12 @@ from eaglegate.engine.vllm_backend import draft_reload
 from eaglegate.engine.vllm_backend.child_process import exit_with_parent
 from eaglegate.engine.vllm_backend.flight_record import FlightRecorder
 from eaglegate.engine.vllm_backend.graphs import is_declaration
-from eaglegate.engine.vllm_backend.lookups import Lookups, read_lookup
 from eaglegate.engine.vllm_backend.planning import StepPlanning
-from eaglegate.engine.vllm_backend.prefix_drops import PrefixDrops
-from eaglegate.engine.vllm_backend.second_lookups import SecondLookups
-from eaglegate.engine.vllm_backend.sharing import StepSharing
-from eaglegate.engine.vllm_contract import SKIP
-from eaglegate.engine.vllm_fields import DEPTH, TRACED, mark_lookup, unpack_depth
+from eaglegate.engine.vllm_backend.plugin_table import load_step_plugins
+from eaglegate.engine.vllm_backend.step_plugin import StepPlugins
+from eaglegate.engine.vllm_backend.waiting import sort_waiting
+from eaglegate.engine.vllm_contract import SKIP, read_draft_depth
+from eaglegate.engine.vllm_fields import DEPTH, TRACED, mark_other_drafter, unpack_depth
 
 DESCRIBER = ThreadPoolExecutor(1, "describe-slices")
 
@@ -67,28 +69,23 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        lookup = read_lookup(self.vllm_config.additional_config)
-        self.draft_depth: int = self.num_spec_tokens if lookup is None else lookup[1]
-        """Greatest depth of the draft. vLLM's K is greater if lookups are longer."""
+        config = self.vllm_config.additional_config
+        self.draft_depth: int = read_draft_depth(config, self.num_spec_tokens)
+        """Greatest depth of the draft. vLLM's K is greater if a plug-in verifies more tokens."""
         self.ceiling: int = self.draft_depth
         self._verify_counts: dict[str, tuple[int, int]] = {}
         self._traced_requests: set[str] = set()
         """Requests whose accounts include their draft tokens."""
-        self._shareable_tokens: dict[str, int] = {}
         self._answers: RequestAccounts | None = None
         self._own_schedule = self._take_over_schedule()
         self._draft_len = self._get_draft_len()
         self.method = read_method(self.vllm_config)
         self.behaviour = read_behaviour(self.vllm_config)
-        self.planning = StepPlanning(self, self.behaviour, self.method.lookup)
-        lookups_class = SecondLookups if self.use_v2_model_runner else Lookups
-        self.lookups = None if lookup is None else lookups_class(self, lookup[0])
-        self._sharing = StepSharing(self, self.planning)
+        self.planning = StepPlanning(self, self.behaviour, self.method.may_find_none)
         self._flight = FlightRecorder()
         self._is_uniform = self.vllm_config.parallel_config.data_parallel_size > 1
-        self.drops = PrefixDrops(self.kv_cache_manager)
-        if self.num_spec_tokens:
-            self._limit_sharing()
+        plugins = (module.make_plugin(self) for module in load_step_plugins(config))
+        self.plugins = StepPlugins(plugin for plugin in plugins if plugin is not None)
 
     @property
     def fixed(self) -> bool:
@@ -112,12 +109,9 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         return self.planning.get_width(request, self.get_depth(request))
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        if not self.planning.share.is_needed:
-            output: SchedulerOutput = super().schedule(throttle_prefills)
-            return output
-        with self._sharing.limit_others():
-            output = super().schedule(throttle_prefills)
-        self._sharing.settle(output)
+        self.plugins.call("begin_step")
+        output: SchedulerOutput = super().schedule(throttle_prefills)
+        self.plugins.call("settle", output)
         return output
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
@@ -137,12 +131,10 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         skip = depth == 0 and is_decoding and self.behaviour.skips and not self._is_uniform
         setattr(scheduler_output, SKIP, skip)
         if skip and self.planning.active:
-            self._limit_sharing_of(requests, tokens)
             self.planning.note_skipped(requests)
         if not self._is_uniform and self.behaviour.depth is StepDepth.ANY:
             scheduler_output.num_spec_tokens_to_schedule = depth
-        if self.lookups is not None:
-            self.lookups.mark(scheduler_output, depth)
+        self.plugins.call("mark", scheduler_output, depth)
         self._limit_placeholders(requests, depth)
 
     def _get_step_depth(self, requests: list[Request]) -> int:
@@ -159,7 +151,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         else:
             limit = self._get_batch_limit(len(requests))
             depth = min(limit, max((depth for _, depth in request_depths), default=0))
-        return depth if self.lookups is None else self.lookups.limit_depth(requests, depth)
+        return int(self.plugins.pass_on("limit_depth", requests, depth))
 
     def _is_near_the_end(self, requests: list[Request]) -> bool:
         """Return True if the first model runner will draft for none of the requests and leave
@@ -175,8 +167,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         useful_drafts = [
             list(tokens[: self.count_useful_drafts(req_id)]) for req_id, tokens in drafts
         ]
-        if self.lookups is not None:
-            useful_drafts = self.lookups.replace(draft_token_ids, useful_drafts)
+        useful_drafts = self.plugins.pass_on("replace", draft_token_ids, useful_drafts)
         super().update_draft_token_ids(DraftTokenIds(draft_token_ids.req_ids, useful_drafts))
 
     def count_useful_drafts(self, req_id: str) -> int:
@@ -204,8 +195,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         """Record the counts before any cut. Called once per verified request and step."""
         num_invalid = (num_invalid_spec_tokens or {}).get(request_id, 0)
         num_drafted = num_draft_tokens - num_invalid
-        if self.lookups is not None:
-            num_drafted = self.lookups.count_drafted(request_id, num_drafted, num_accepted_tokens)
+        num_drafted = self.plugins.count_drafted(request_id, num_drafted, num_accepted_tokens)
         self._verify_counts[request_id] = (num_drafted, num_accepted_tokens)
         if num_draft_tokens == num_invalid:
             return spec_decoding_stats
@@ -222,9 +212,9 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         extra = request.sampling_params.extra_args if request.sampling_params else None
         if extra and extra.get(TRACED):
             self._traced_requests.add(request.request_id)
-        self.planning.join_share(request)
+        self.plugins.call("add", request)
         super().add_request(request)
-        self._sharing.sort_waiting(lambda waiting_request: find_class(waiting_request.priority))
+        sort_waiting(self, lambda waiting_request: find_class(waiting_request.priority))
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -237,26 +227,25 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
             if (request := self.requests.get(req_id)) is not None
         }
         traces = self._list_traces(scheduler_output, depths) if self._traced_requests else {}
-        lookups = (
-            set()
-            if self.lookups is None
-            else self.lookups.list_used(scheduler_output, model_runner_output)
-        )
-        for name in lookups & depths.keys():
-            depths[name] = mark_lookup(depths[name])
+        answers = self.plugins.collect("read", scheduler_output, model_runner_output)
+        other_names = set[str]().union(*answers)
+        for name in other_names & depths.keys():
+            depths[name] = mark_other_drafter(depths[name])
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
         )
-        if self.planning.observes:
+        seconds = None
+        if self.planning.active or self.plugins.needs_times:
             # A step that accepts tokens behind the draft's own says nothing about its depths.
             wide_names = {
                 name
                 for name, (drafted, _) in self._verify_counts.items()
                 if drafted > self.draft_depth
             }
-            self.planning.observe(scheduler_output, self._verify_counts, lookups | wide_names)
-        if self.lookups is not None:
-            self.lookups.observe(scheduler_output)
+            seconds = self.planning.observe(
+                scheduler_output, self._verify_counts, other_names | wide_names
+            )
+        self.plugins.call("observe", scheduler_output, self._verify_counts, seconds)
         self._attach_accounts(outputs.values(), depths)
         if traces and self._answers is None:
             _attach_traces(outputs.values(), traces)
@@ -295,23 +284,10 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
                     else self._answers.add(output, drafted, accepted)
                 )
                 if output.prefill_stats is not None and self._answers is None:
-                    self._attach_drop(output)
+                    self.plugins.call("begin_answer", output)
         self._verify_counts.clear()
         if self._answers is not None:
             self._answers.forget_others(self.requests)
-
-    def _attach_drop(self, output: EngineCoreOutput) -> None:
-        """Attach the dropped tokens of its prefix-cache hit to a request's first output."""
-        num_dropped = self.drops.count(output.request_id)
-        if num_dropped and output.spec_decode_metrics is not None:
-            # An EngineCoreOutput has no field for this number, and a new one would not survive
-            # msgpack on its way to the front end. ``per_step_accepted`` of vLLM's
-            # RequestSpecDecodeMetrics (vllm/v1/metrics/stats.py) is free: a step's own account uses
-            # only ``histogram`` and ``num_draft_tokens``. ``outputs.py`` reads element 0 of it. A
-            # copy, because ``make_step_account`` returns the same object to every request.
-            output.spec_decode_metrics = replace(
-                output.spec_decode_metrics, per_step_accepted=[num_dropped]
-            )
 
     def account_per_answer(self) -> None:
         """Account per answer, because vLLM's own server reports only the account of a request's
@@ -329,8 +305,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
     def forget_draft(self) -> None:
         """Forget what was learnt of the last draft's acceptance, because another draft serves."""
         self.planning.restart()
-        if self.lookups is not None:
-            self.lookups.chooser.acceptance.forget_draft()
+        self.plugins.call("forget_draft")
 
     def _take_over_schedule(self) -> bool:
         """Return True if the scheduler may ignore vLLM's depth by batch size. A table also turns
@@ -356,38 +331,9 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         draft = getattr(self.vllm_config.speculative_config, "draft_model_config", None)
         return int(draft.max_model_len if draft is not None else self.max_model_len)
 
-    def _limit_sharing(self) -> None:
-        coordinator = self.kv_cache_manager.coordinator
-        cache_blocks = coordinator.cache_blocks
-
-        def cache_shareable_blocks(request: Request, num_computed_tokens: int) -> None:
-            cache_blocks(request, min(num_computed_tokens, self._count_shareable_tokens(request)))
-
-        coordinator.cache_blocks = cache_shareable_blocks
-
-    def _count_shareable_tokens(self, request: Request) -> int:
-        """Count the tokens before the first hole in the draft's KV cache."""
-        req_id = request.request_id
-        if req_id not in self._shareable_tokens and self.get_depth(request) == 0:
-            self._shareable_tokens[req_id] = max(
-                request.num_prompt_tokens, request.num_computed_tokens
-            )
-        return int(self._shareable_tokens.get(req_id, request.num_tokens))
-
-    def _limit_sharing_of(self, requests: list[Request], tokens: Mapping[str, int]) -> None:
-        """Keep the results of a step without a draft model out of the prefix cache."""
-        for request in requests:
-            num_computed = request.num_computed_tokens - tokens[request.request_id]
-            self._shareable_tokens.setdefault(
-                request.request_id, max(request.num_prompt_tokens, num_computed)
-            )
-
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self.planning.forget(request)
-        if self.lookups is not None:
-            self.lookups.forget(request)
-        self._shareable_tokens.pop(request.request_id, None)
-        self.drops.take(request.request_id)
+        self.plugins.call("end", request)
         self._traced_requests.discard(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
@@ -398,11 +344,6 @@ class DepthScheduler(DepthSchedulerBase):
 
 class AsyncDepthScheduler(DepthSchedulerBase, AsyncScheduler):  # type: ignore[misc]
     """Scheduler for asynchronous scheduling."""
-
-    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        if self.lookups is not None:
-            self.lookups.widen(self.running)
-        return super().schedule(throttle_prefills)
 
     def _limit_placeholders(self, requests: list[Request], depth: int) -> None:
         for request in requests:
@@ -449,6 +390,20 @@ def make_step_account(depth: int, drafted: int, accepted: int) -> RequestSpecDec
     return RequestSpecDecodeMetrics(depth, histogram=[accepted], num_draft_tokens=drafted)
 
 
+def attach_recomputed(output: EngineCoreOutput, num_tokens: int) -> None:
+    """Attach the prompt tokens that are computed again because of the draft to a request's first
+    output."""
+    if num_tokens and output.spec_decode_metrics is not None:
+        # An EngineCoreOutput has no field for this number, and a new one would not survive msgpack
+        # on its way to the front end. ``per_step_accepted`` of vLLM's RequestSpecDecodeMetrics
+        # (vllm/v1/metrics/stats.py) is free: a step's own account uses only ``histogram`` and
+        # ``num_draft_tokens``. ``outputs.py`` reads element 0 of it. A copy, because
+        # ``make_step_account`` returns the same object to every request.
+        output.spec_decode_metrics = replace(
+            output.spec_decode_metrics, per_step_accepted=[num_tokens]
+        )
+
+
 def _attach_traces(
     outputs: Iterable[EngineCoreOutputs], traces: Mapping[str, tuple[list[int], list[int]]]
 ) -> None:
@@ -460,8 +415,8 @@ def _attach_traces(
                 continue
             # ``per_step_drafted`` carries ids, not counts, and ``per_step_accepted`` rates, unless
             # it has the drop of a prompt. ``outputs.py`` makes a StepTrace of them. See
-            # ``_attach_drop`` for the reason, and for the copy. Accounts of whole answers use these
-            # lists for counts, so ``update_from_output`` attaches nothing there.
+            # ``attach_recomputed`` for the reason, and for the copy. Accounts of whole answers use
+            # these lists for counts, so ``update_from_output`` attaches nothing there.
             token_ids, rates = trace
             is_prompt = output.prefill_stats is not None
             output.spec_decode_metrics = replace(
@@ -534,8 +489,8 @@ def describe_planning(core: EngineCore, recent: int) -> dict[str, object]:
     """Describe the planner's estimates and decisions, and its newest steps."""
     scheduler = core.scheduler
     description: dict[str, object] = scheduler.planning.describe(recent)
-    if scheduler.lookups is not None:
-        description["lookups"] = scheduler.lookups.chooser.describe()
+    for part in scheduler.plugins.collect("describe"):
+        description.update(part)
     return description
 
 
@@ -550,8 +505,12 @@ def forget_tenants(core: EngineCore, tenants: list[str]) -> None:
     """Forget what the traffic of these tenants has taught."""
     scheduler = core.scheduler
     scheduler.planning.forget_tenants(tenants)
-    if scheduler.lookups is not None:
-        scheduler.lookups.chooser.acceptance.forget(tenants)
+    scheduler.plugins.call("forget_tenants", tenants)
+
+
+def ask_plugin(core: EngineCore, name: str, method: str, *arguments: Any) -> Any:
+    """Call a method of a step plug-in; None without the plug-in."""
+    return core.scheduler.plugins.ask(name, method, *arguments)
 
 
 def drop_blocks(core: EngineCore) -> int:
@@ -593,6 +552,7 @@ EngineCore.drop_blocks = drop_blocks
 EngineCore.describe_planning = describe_planning
 EngineCore.describe_slices = describe_slices
 EngineCore.forget_tenants = forget_tenants
+EngineCore.ask_plugin = ask_plugin
 EngineCore.freeze_planning = freeze_planning
 EngineCore.export_costs = export_costs
 EngineCore.restore_costs = restore_costs

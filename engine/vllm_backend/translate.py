@@ -30,7 +30,6 @@ from eaglegate.engine.errors import (
     RequestRejected,
 )
 from eaglegate.engine.speculation.accounts.accounting import intern_step
-from eaglegate.engine.speculation.accounts.prefix_cost import find_prefix_cost
 from eaglegate.engine.speculation.drafts.lossy import add_lossy, find_lossy
 from eaglegate.engine.speculation.drafts.methods import find_method
 from eaglegate.engine.types import (
@@ -44,8 +43,8 @@ from eaglegate.engine.types import (
     UndraftedReason,
 )
 from eaglegate.engine.vllm_backend.class_names import SCHEDULER, WORKER
-from eaglegate.engine.vllm_backend.lookups import describe_lookups, read_lookup
-from eaglegate.engine.vllm_contract import find_vllm
+from eaglegate.engine.vllm_backend.engine_plugin import list_engine_plugins
+from eaglegate.engine.vllm_contract import find_vllm, read_draft_depth
 from eaglegate.engine.vllm_fields import (
     DEPTH_BITS,
     build_sampling_fields,
@@ -65,13 +64,12 @@ SAMPLING_DEFAULTS = (
 def describe_engine(config: VllmConfig) -> EngineInfo:
     model = config.model_config
     served_name = model.served_model_name
-    speculation, lookup = config.speculative_config, read_lookup(config.additional_config)
-    takes_quotes = lookup is not None and not config.use_v2_model_runner
-    return EngineInfo(
+    speculation = config.speculative_config
+    info = EngineInfo(
         model=served_name if isinstance(served_name, str) else served_name[0],
         max_model_len=model.max_model_len,
         vocab_size=model.get_vocab_size(),
-        speculation=_describe_speculation(speculation, lookup, takes_quotes),
+        speculation=_describe_speculation(speculation, config.additional_config),
         reports_decode_steps=(
             speculation is None or config.scheduler_config.scheduler_cls == SCHEDULER
         ),
@@ -82,22 +80,11 @@ def describe_engine(config: VllmConfig) -> EngineInfo:
             "vLLM": (find_vllm() or ("", "unknown"))[1],
             "dtype": str(model.dtype).removeprefix("torch."),
             "tensor_parallel_size": str(config.parallel_config.tensor_parallel_size),
-            **_describe_prefix_cost(config),
         },
     )
-
-
-def _describe_prefix_cost(config: VllmConfig) -> dict[str, str]:
-    """Describe the draft's cost per hit of the prefix cache; empty without a draft or a cache."""
-    draft, cache = config.speculative_config, config.cache_config
-    if draft is None or not cache.enable_prefix_caching:
-        return {}
-    target = config.model_config.hf_text_config.to_dict()
-    names = ("disable_eagle_block_drop", "disable_lookahead_block_hashes")
-    settings = {name: getattr(draft, name, False) for name in names}
-    has_connector = config.kv_transfer_config is not None
-    cost = find_prefix_cost(settings, target, cache.block_size, draft.method, has_connector)
-    return {} if cost is None else {"prefix cache": cost.explain()}
+    for plugin in list_engine_plugins():
+        info = plugin.describe(info, config)
+    return info
 
 
 def _keeps_thinking_budgets(config: VllmConfig) -> bool:
@@ -114,18 +101,16 @@ def _select_sampling_defaults(params: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _describe_speculation(
-    config: SpeculativeConfig | None,
-    lookup: tuple[int, int] | None = None,
-    takes_quotes: bool = False,
+    config: SpeculativeConfig | None, additional_config: Any = None
 ) -> SpeculationInfo:
     if config is None:
         return SpeculationInfo("none", 0, summary="no speculation: no draft was given")
     method, draft = _name_method(config), str(config.model)
-    width, depth = lookup or (0, config.num_speculative_tokens)
+    depth = read_draft_depth(additional_config, config.num_speculative_tokens)
     is_known = find_method({"method": config.method}).is_known
     lossy = find_lossy({field.name: getattr(config, field.name) for field in fields(config)})
-    summary = add_lossy(f"{method}, K = {depth}, draft {draft}{describe_lookups(lookup)}", lossy)
-    return SpeculationInfo(method, depth, draft, summary, is_known, width, lossy, takes_quotes)
+    summary = add_lossy(f"{method}, K = {depth}, draft {draft}", lossy)
+    return SpeculationInfo(method, depth, draft, summary, is_known, lossy=lossy)
 
 
 def _name_method(config: SpeculativeConfig) -> str:

@@ -15,12 +15,14 @@ Where Triton works, vLLM uses its second model runner: ``second_runner.py``.
   shares the adapters' wrapper, which counts the target's tokens; on a CPU the engine died.
 * On a CPU, adapters do not affect requests without one. vLLM gives their tokens the index -1, which
   its CPU kernels take for the last adapter, so requests of the model itself got its text.
-* The logits of an audited answer are scored in the worker (``audit_worker.py``).
+* Each row of a prompt's logits gets the adapter of its own token (``prompt_rows.py``).
 * After an image, whose tokens share rotary positions, the draft writes the KV of its later tokens
   into the slots of those tokens. vLLM takes a rotary position for the slot (its issue 54498), so
   that they overwrote the draft's KV of the prompt, also in blocks that requests share.
 * ``min_p``, ``logit_bias``, ``min_tokens`` and ``thinking_token_budget`` affect every row of a step
   as they affect a single request without a draft (``steering.py``).
+
+Plug-ins add patches of their own (``plugin_table.py``).
 """
 
 from __future__ import annotations
@@ -40,18 +42,17 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
-from eaglegate.engine.vllm_backend import audit_worker
-from eaglegate.engine.vllm_backend.audit_worker import AnswerScoring
 from eaglegate.engine.vllm_backend.child_process import exit_with_parent
 from eaglegate.engine.vllm_backend.draft_reload import DraftReloader
 from eaglegate.engine.vllm_backend.execution import STAGES, ExecutionReporter, time_stage
+from eaglegate.engine.vllm_backend.plugin_table import load_plugins
 from eaglegate.engine.vllm_contract import SKIP
 from eaglegate.engine.vllm_parts import Promise, find_broken_promises
 
 LORA_KERNELS = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")
 
 
-class DepthWorker(DraftReloader, ExecutionReporter, AnswerScoring):
+class DepthWorker(DraftReloader, ExecutionReporter):
     """Base that vLLM adds to its worker. Importing this module applies the patches."""
 
 
@@ -214,18 +215,20 @@ def patch_seeds() -> None:
     _wrap(RejectionSampler, "_verify", seeded_rows.verify_again)
 
 
-def patch_audits() -> None:
+def patch_prompt_rows() -> None:
     from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsWorker
 
-    _wrap(GPUModelRunner, "_get_prompt_logprobs_dict", audit_worker.get_prompt_logprobs)
-    for name in ("add_request", "remove_request", "compute_prompt_logprobs"):
-        _wrap(PromptLogprobsWorker, name, getattr(audit_worker, name))
+    from eaglegate.engine.vllm_backend import prompt_rows
+
+    _wrap(GPUModelRunner, "_get_prompt_logprobs_dict", prompt_rows.get_prompt_logprobs)
+    method = "compute_prompt_logprobs"
+    _wrap(PromptLogprobsWorker, method, prompt_rows.compute_prompt_logprobs)
 
 
 PATCHES = {
     Promise.TEXT: patch_text,
     Promise.SEEDS: patch_seeds,
-    Promise.AUDITS: patch_audits,
+    Promise.AUDITS: patch_prompt_rows,
 }
 """The patches that each promise needs. A promise that this vLLM breaks gets none."""
 
@@ -235,6 +238,9 @@ for method, stage in STAGES.items():
 for promise, patch in PATCHES.items():
     if promise not in find_broken_promises():
         patch()
+for plugin in load_plugins("worker_plugin"):
+    if plugin.PROMISE not in find_broken_promises():
+        plugin.patch(_wrap, DepthWorker)
 if current_platform.is_cpu():
     # vLLM's attention uses AMX without asking Linux for its registers, and SIGILL ends the engine
     # (csrc/cpu/cpu_attn_amx.hpp). Returns False on a CPU without AMX.

@@ -4,6 +4,6 @@
 verdict on it and the sequential test over many answers, and ``grammars.py`` the check of
 constrained ones. ``auditor.py`` selects answers and audits them when there is room. ``holds.py``
 takes speculation from a workload, and ``files.py`` writes the evidence that reproduces a violation.
-The engine computes the scores in its worker (``engine/vllm_backend/scoring.py``). The gateway's
+The engine computes the scores in its worker (``engine/scoring.py``). The gateway's
 composition root puts the parts together.
 """

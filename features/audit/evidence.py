@@ -3,7 +3,7 @@
 Tokens that are chosen by a maximum are proof by themselves. Tokens that are drawn at random prove
 something only together. For each, the engine gives likelihood ratios q(token) / p(token): p is the
 distribution that the request asked for, and q the one from which a certain kind of fault would draw
-(``FAMILIES`` in ``engine/vllm_backend/scoring.py``). Given the tokens before it, each ratio has a
+(``FAMILIES`` in ``features/audit/engine/scoring.py``). Given the tokens before it, each ratio has a
 mean of at most 1 as long as p is true, so their product over tokens and answers is a test
 martingale. ``SequentialTest`` keeps the Shiryaev-Roberts sum of those products, which restarts at
 every answer and so finds a fault that begins late: R <- (1 + R) * ratio, averaged over the kinds of

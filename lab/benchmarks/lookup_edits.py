@@ -27,11 +27,11 @@ from pathlib import Path
 import mistral_common
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
-from eaglegate.engine.speculation.lookup.chooser import LookupChooser
-from eaglegate.engine.speculation.lookup.index import SLICE, LookupIndex
-from eaglegate.engine.speculation.lookup.twin import TWIN_TOKENS, write_twins
 from eaglegate.engine.speculation.planner.planner import DepthPlanner
 from eaglegate.engine.speculation.planner.step_cost import ObservedStep
+from eaglegate.features.lookups.chooser import LookupChooser
+from eaglegate.features.lookups.index import SLICE, LookupIndex
+from eaglegate.server.generation.twins import TWIN_TOKENS, write_twins
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER = Path(mistral_common.__file__).parent / "data" / "tekken_240911.json"

@@ -8,7 +8,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 
-from .tree import Module, Tree
+from .tree import IN_ENGINE, Module, Tree
 
 DISTRIBUTIONS = {
     "huggingface_hub": "huggingface_hub", "pillow": "PIL", "pyyaml": "yaml",
@@ -24,7 +24,7 @@ EXTRAS = {
 """Packages of the extras ``otel``, ``lab`` and ``train``, and the only places that import
 them as soon as they are loaded.
 """
-WITH_VLLM = ("engine/vllm_backend/", "lab/benchmarks/")
+WITH_VLLM = ("engine/vllm_backend/", *IN_ENGINE, "lab/benchmarks/")
 
 
 def list_top_imports(module: Module) -> set[str]:

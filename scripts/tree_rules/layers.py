@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Set
 from graphlib import CycleError, TopologicalSorter
 
 from eaglegate.engine import FOR_WORKERS
 
-from .tree import ROOMS, Module, Tree
+from .tree import IN_ENGINE, ROOMS, Module, Tree
 
 ENGINE_PARTS = ("eaglegate.engine.vllm_backend", "torch", "transformers")
 MAY_NOT = {
@@ -28,7 +29,7 @@ MAY_NOT = {
 """Beginnings of paths, and the folders and packages that the files there may not import."""
 ONLY_IN = {
     "lab": ("lab/",),
-    "vllm": ("engine/vllm_backend/", "lab/training/", "lab/benchmarks/"),
+    "vllm": ("engine/vllm_backend/", *IN_ENGINE, "lab/training/", "lab/benchmarks/"),
     "httpx": ("engine/remote/", "engine/machine.py", "lab/"),
     "prometheus_client": ("observability/", "lab/benchmarks/"),
 }
@@ -41,16 +42,18 @@ MAY = {
     "lab/": ("eaglegate.server.cli.client",),
     # The loop drives canaries.
     "lab/improve/": ("eaglegate.features.canary",),
+    "lab/benchmarks/lookup_edits.py": ("eaglegate.features.lookups",),
 }
 """Exceptions from ``MAY_NOT``."""
 BY_NAME = {
     "engine/vllm_backend/grammar_probe.py": ("eaglegate.engine",),
     "server/__main__.py": ("eaglegate.lab",),
     "server/cli/feature_table.py": ("eaglegate.features",),
+    "engine/vllm_backend/plugin_table.py": ("eaglegate.features",),
     "features/improve/feature.py": ("eaglegate.lab",),
 }
 """The files that import upwards by a module's name, so that nothing is loaded before it is used:
-the commands, the table of features, and the improvement loop. Keep this short.
+the commands, the tables of features and of plug-ins, and the improvement loop. Keep this short.
 """
 FLOORS = {
     "server": (
@@ -120,6 +123,26 @@ def check_layers(tree: Tree) -> Iterator[str]:
             for package in elsewhere:
                 if is_below(name, package):
                     yield f"{module.path}: imports {name}, which is for {ONLY_IN[package]}"
+
+
+PLUGIN_WORDS = re.compile(
+    r"lookup|sharing|\bfair|prefix[ _-]?(cach|drop|cost)|scoring|audit|doctor", re.IGNORECASE
+)
+"""Words of the plug-ins, which the adapter does not know."""
+OTHER_WORDS = re.compile(r"dynamic_sd_lookup|Promise\.AUDITS")
+"""A name of vLLM's with such a word, and the promise of the log probabilities of prompts."""
+ADAPTER = "engine/vllm_backend/"
+PLUGIN_TABLE = f"{ADAPTER}plugin_table.py"
+
+
+def check_adapter(tree: Tree) -> Iterator[str]:
+    """The adapter of vLLM knows no plug-in, save in its table."""
+    for module in tree.select(ADAPTER):
+        if module.path == PLUGIN_TABLE:
+            continue
+        for number, line in enumerate(module.source.splitlines(), 1):
+            if match := PLUGIN_WORDS.search(OTHER_WORDS.sub("", line)):
+                yield f"{module.path}:{number}: {match[0]} is a word of a plug-in"
 
 
 def list_inner_imports(module: Module) -> set[str]:
@@ -209,4 +232,4 @@ def check_bare_imports(tree: Tree) -> Iterator[str]:
                 yield f"{module.path}: import eaglegate.{name}, not {name}"
 
 
-RULES = (check_layers, check_floors, check_circles, check_cycles, check_bare_imports)
+RULES = (check_layers, check_adapter, check_floors, check_circles, check_cycles, check_bare_imports)

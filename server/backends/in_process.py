@@ -21,10 +21,10 @@ from eaglegate.engine.types import EngineInfo
 from eaglegate.engine.vllm_backend.arguments import make_engine_config
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.grammar_probe import GrammarProbe
-from eaglegate.engine.vllm_backend.lookups import describe_lookups, read_lookup
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.engine.vllm_backend.start_failure import summarize_error
 from eaglegate.engine.vllm_backend.warm_up import StepCosts
+from eaglegate.engine.vllm_contract import read_draft_depth
 from eaglegate.engine.vllm_parts import Promise, find_broken_promises
 from eaglegate.server.backends.adapters import read_adapters
 from eaglegate.server.backends.line import Arguments, CommandLine, read_engine_arguments
@@ -51,7 +51,7 @@ class InProcessBackend:
         interval_ms = settings.stream_interval_ms
         self._stream_interval_s = None if interval_ms is None else interval_ms / 1000
         self._arguments = arguments = read_engine_arguments(
-            line.namespace, settings.depth, settings.lookup
+            line.namespace, settings.depth, line.features
         )
         refuse_unknown_parsers(settings, arguments)
         modules = getattr(line.namespace, "lora_modules", ())
@@ -122,7 +122,8 @@ class InProcessBackend:
         """Add the method and summary found by the draft inspection."""
         if self._draft is None:
             return info
-        lookups = describe_lookups(read_lookup(self._arguments.additional_config))
+        longest = info.speculation.lookup
+        lookups = f", lookups of up to {longest} tokens" if longest else ""
         summary = add_lossy(self._draft.summary + lookups, info.speculation.lossy or ())
         speculation = replace(info.speculation, method=self._draft.method, summary=summary)
         return replace(info, speculation=speculation)
@@ -140,11 +141,12 @@ def _choose_echo(settings: Settings) -> LineFormat | None:
 
 
 def _make_plan(arguments: Arguments, adapters: Mapping[str, str] | None = None) -> EnginePlan:
-    """Make a plan with the draft's own depth, where vLLM's is that of lookups."""
-    plan, lookup = make_plan(arguments, adapters), read_lookup(arguments.additional_config)
-    if lookup is None:
+    """Make a plan with the draft's own depth, where vLLM's is greater."""
+    plan = make_plan(arguments, adapters)
+    depth = read_draft_depth(arguments.additional_config, 0)
+    if not depth:
         return plan
-    speculation = {**(plan.speculative_config or {}), "num_speculative_tokens": lookup[1]}
+    speculation = {**(plan.speculative_config or {}), "num_speculative_tokens": depth}
     return replace(plan, speculative_config=speculation)
 
 

@@ -54,13 +54,20 @@ class CommandLine:
 
 
 def read_engine_arguments(
-    namespace: argparse.Namespace, depth: str | None = None, lookup: int = 0
+    namespace: argparse.Namespace,
+    depth: str | None = None,
+    features: Sequence[FeatureSettings] = (),
 ) -> Arguments:
-    """Return vLLM's engine arguments; ``depth`` and ``lookup`` are as in ``Settings``. Raises
-    ConfigError."""
+    """Return vLLM's engine arguments, with those of ``features``; ``depth`` is as in ``Settings``.
+    Raises ConfigError."""
     from eaglegate.engine.vllm_backend.arguments import make_engine_arguments
 
+    def configure(choices: dict[str, Any]) -> dict[str, Any]:
+        for feature in features:
+            choices = feature.configure_engine(choices)
+        return choices
+
     try:
-        return make_engine_arguments(namespace, depth, lookup)
+        return make_engine_arguments(namespace, depth, configure)
     except (ValueError, TypeError) as error:
         raise ConfigError(str(error)) from error

@@ -27,6 +27,7 @@ FEATURES = (
     "eaglegate.features.audit.settings:AuditSettings",
     "eaglegate.features.improve.settings:ImproveSettings",
     "eaglegate.features.pacing.settings:PacingSettings",
+    "eaglegate.features.lookups.settings:LookupSettings",
 )
 """The settings of each feature. The engine of a feature wraps those of the features above it: an
 audit judges what clients get, so nothing is outside of it.

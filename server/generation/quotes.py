@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from eaglegate.engine.speculation.lookup.twin import TWIN_TOKENS, write_twins
 from eaglegate.engine.types import EngineRequest
+from eaglegate.engine.vllm_fields import MAX_QUOTES
 from eaglegate.server.generation.job import Conversation, Job
 from eaglegate.server.generation.pipeline import Pipeline
 from eaglegate.server.generation.prompt import encode
+from eaglegate.server.generation.twins import write_twins
 from eaglegate.text.rendering.encoding import RenderLimits
 
 
@@ -18,7 +19,7 @@ async def add_quotes(
     requests: list[EngineRequest], job: Job, pipeline: Pipeline
 ) -> list[EngineRequest]:
     """Add the twins of each conversation to its requests, if the engine looks them up. At most
-    ``TWIN_TOKENS``, the newest ones."""
+    ``MAX_QUOTES``, the newest ones."""
     if not pipeline.info.speculation.takes_quotes or 0 in (
         job.placement.depth,
         job.placement.lookup,
@@ -41,6 +42,6 @@ async def _encode_twins(job: Job, pipeline: Pipeline, index: int) -> Sequence[in
     twins = await charge.parse(lambda: write_twins(source.messages))
     if not twins:
         return ()
-    limits = RenderLimits(keep=TWIN_TOKENS)
+    limits = RenderLimits(keep=MAX_QUOTES)
     tokens = await encode(twins, pipeline.renderer, False, charge, limits)
-    return tokens[-TWIN_TOKENS:]
+    return tokens[-MAX_QUOTES:]

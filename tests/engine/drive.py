@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from eaglegate.engine.speculation.accounts.accounting import Account
+from eaglegate.engine.speculation.accounts.scores import ScoresAnswers
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineRequest, PositionLogprobs, Sampling
 from eaglegate.engine.vllm_backend.arguments import (
     DEMO_SPECULATION,
-    add_lookups,
     make_demo_arguments,
 )
 from eaglegate.engine.vllm_backend.engine import NO_ADAPTERS, VllmEngine
@@ -91,18 +91,22 @@ def speculation(depth: int) -> dict[str, Any]:
 async def run_engine(
     planning: str = "off",
     adapters: Mapping[str, str] = NO_ADAPTERS,
-    lookup: int = 0,
     **settings: Any,
 ) -> AsyncGenerator[VllmEngine, None]:
     arguments = make_demo_arguments(**settings)
-    if lookup:
-        arguments = add_lookups(arguments, lookup)
     engine = VllmEngine(arguments, adapters=adapters, planning=planning)
     await engine.start()
     try:
         yield engine
     finally:
         await engine.aclose()
+
+
+def get_scorer(engine: VllmEngine) -> ScoresAnswers:
+    """The engine's part of audits."""
+    scorer = engine.capability(ScoresAnswers)
+    assert scorer is not None
+    return scorer
 
 
 async def call_worker(engine: VllmEngine, method: str, *arguments: Any) -> Any:

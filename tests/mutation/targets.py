@@ -62,7 +62,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/server/apis/responses/test_conversations.py",
         "tests/server/apis/responses/test_item_references.py",
     ),
-    "engine/speculation/fair_share.py": ("tests/engine/speculation/test_fair_share.py",),
+    "features/fair_share/fair_share.py": ("tests/features/fair_share/test_fair_share.py",),
     "server/generation/trials.py": ("tests/server/generation/test_trials.py",),
     "server/access/budget.py": (*ACCOUNTS, "tests/server/http/test_slow_readers.py"),
     "server/access/caller.py": ACCOUNTS,
@@ -115,8 +115,8 @@ TARGETS: dict[str, tuple[str, ...]] = {
             "tests/observability/test_account_scripted.py",
         ),
     ),
-    "engine/speculation/lookup/acceptance.py": (
-        "tests/engine/speculation/test_lookup_choice.py",
+    "features/lookups/acceptance.py": (
+        "tests/features/lookups/test_lookup_choice.py",
         "tests/engine/speculation/test_slice_rows.py",
     ),
     "observability/facts.py": ("tests/observability/test_facts.py",),

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from eaglegate.engine.speculation.fair_share import DecodingRow, FairShare, ShareMember
 from eaglegate.engine.speculation.planner.planner import DepthPlanner
 from eaglegate.engine.speculation.planner.step_cost import ObservedStep
+from eaglegate.features.fair_share.fair_share import DecodingRow, FairShare, ShareMember
 from eaglegate.observability.metrics.engine import summarize_planner
 from eaglegate.observability.pages import summarize_speculation
 from eaglegate.observability.telemetry import Telemetry

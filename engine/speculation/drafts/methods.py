@@ -60,8 +60,8 @@ class DraftMethod:
     name: str
     first: StepBehaviour | None = None
     second: StepBehaviour | None = None
-    lookup: bool = False
-    """True if drafts are looked up in text. A lookup may find none, and costs hardly any time."""
+    may_find_none: bool = False
+    """True if drafts are looked up in text. A search may find none, and costs hardly any time."""
     is_known: bool = True
 
     def on(self, runner: Runner) -> StepBehaviour:
@@ -101,9 +101,9 @@ METHODS: Mapping[str, DraftMethod] = {
         DraftMethod("eagle3", STEP_SKIPS, STEP_SKIPS),
         DraftMethod(MTP, STEP_SKIPS, STEP_SKIPS),
         DraftMethod("draft_model", STEP_SKIPS, FULL_RUNS),
-        DraftMethod("ngram", STEP_SKIPS, FULL_RUNS, lookup=True),
-        DraftMethod("ngram_gpu", FULL_RUNS, FULL_RUNS, lookup=True),
-        DraftMethod("suffix", FULL_RUNS, None, lookup=True),
+        DraftMethod("ngram", STEP_SKIPS, FULL_RUNS, may_find_none=True),
+        DraftMethod("ngram_gpu", FULL_RUNS, FULL_RUNS, may_find_none=True),
+        DraftMethod("suffix", FULL_RUNS, None, may_find_none=True),
         DraftMethod("medusa", FULL_SKIPS, None),
         DraftMethod("dflash", FULL_SKIPS, FULL_RUNS),
         DraftMethod("dspark", None, FULL_RUNS),

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from eaglegate.engine.speculation.fair_share import DecodingRow, FairShare, ShareMember
-from eaglegate.engine.speculation.lookup.chooser import LookupChooser
 from eaglegate.engine.speculation.planner.planner import DepthPlanner
 from eaglegate.engine.speculation.planner.slice_rows import MAX_SLICES
 from eaglegate.engine.speculation.planner.survival import SurvivalEstimator
+from eaglegate.features.fair_share.fair_share import DecodingRow, FairShare, ShareMember
+from eaglegate.features.lookups.chooser import LookupChooser
 
 DEPTH = 3
 

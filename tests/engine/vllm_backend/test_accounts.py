@@ -9,7 +9,7 @@ from eaglegate.engine.vllm_backend.translate import (
     read_nothing,
     read_plain_step,
 )
-from eaglegate.engine.vllm_fields import mark_lookup
+from eaglegate.engine.vllm_fields import mark_other_drafter
 
 
 def output(tokens: int, drafted: int = 0, reached: int = 0, depth: int = 3) -> EngineCoreOutput:
@@ -33,7 +33,7 @@ def test_outputs_become_decode_steps(given: EngineCoreOutput, want: DecodeStep |
 
 
 def test_a_lookup_is_named_in_the_decode_step() -> None:
-    lookup = output(6, drafted=8, reached=5, depth=mark_lookup(3))
+    lookup = output(6, drafted=8, reached=5, depth=mark_other_drafter(3))
     step = DecodeStep(8, 5, 6, drafter=Drafter.LOOKUP)
     assert read_decode_step(lookup, is_first=False) == step
 

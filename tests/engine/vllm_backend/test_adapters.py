@@ -20,7 +20,15 @@ from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.features.audit.evidence import AuditOutcome, judge_margins
-from tests.engine.drive import call_worker, fix_depth, make_greedy, run, run_all, speculation
+from tests.engine.drive import (
+    call_worker,
+    fix_depth,
+    get_scorer,
+    make_greedy,
+    run,
+    run_all,
+    speculation,
+)
 from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL, run_engine
 from tests.engine.vllm_backend.lora import make_adapter
 
@@ -107,7 +115,7 @@ async def test_the_log_probabilities_of_a_prompt_are_those_of_its_adapter(
     sampling = replace(asked[0].sampling, max_tokens=2, prompt_logprobs=1)
     scored = [replace(one, id=f"{one.id}-scored", sampling=sampling) for one in asked]
     alone = [await score_prompt(adapted, one) for one in scored]
-    scoring = (adapted.score(one, one.prompt[-4:], "float32") for one in asked)
+    scoring = (get_scorer(adapted).score(one, one.prompt[-4:], "float32") for one in asked)
     others = asyncio.gather(run_all(adapted, asked), *scoring)
     together = await asyncio.gather(*(score_prompt(adapted, one) for one in scored))
     await others
@@ -212,12 +220,12 @@ async def test_answers_of_adapters_are_audited_with_them(
     answers = await run_all(adapted, asked)
     tie, swapped = find_tie("float32"), 0
     pairs = zip(asked, answers, strict=True)
-    scoring = (adapted.score(one, answer.token_ids, "float32") for one, answer in pairs)
+    scoring = (get_scorer(adapted).score(one, answer.token_ids, "float32") for one, answer in pairs)
     for request, scores in zip(asked, await asyncio.gather(*scoring), strict=True):
         assert judge_margins(scores, tie) is not AuditOutcome.VIOLATED, (request.id, scores.worst)
     for request, answer in zip(asked, answers, strict=True):
         if request.adapter == "three":
             other = replace(request, adapter="one")
-            scores = await adapted.score(other, answer.token_ids, "float32")
+            scores = await get_scorer(adapted).score(other, answer.token_ids, "float32")
             swapped += judge_margins(scores, tie) is AuditOutcome.VIOLATED
     assert swapped

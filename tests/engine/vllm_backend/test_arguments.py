@@ -15,7 +15,6 @@ from eaglegate.engine.vllm_backend.arguments import (
     make_engine_arguments,
 )
 from eaglegate.engine.vllm_backend.class_names import SCHEDULER, WORKER
-from eaglegate.engine.vllm_backend.graphs import choose_sizes
 from eaglegate.server.backends.in_process import InProcessBackend
 from eaglegate.server.cli.command_line import read_command_line
 from eaglegate.server.errors import ConfigError
@@ -162,22 +161,6 @@ def test_only_depths_that_occur_get_graphs(
     table = arguments.speculative_config.get(TABLE)
     assert (None if table is None else [each for *_, each in table]) == declared
     assert bool(arguments.cudagraph_capture_sizes) == (depth == "auto")
-
-
-@pytest.mark.parametrize(
-    ("depth", "lookup", "declared"),
-    [("auto", 15, [0, 1, 3, 15]), ("3", 7, [3, 7]), ("auto", 2, [0, 1, 3])],
-)
-def test_the_width_of_lookups_gets_graphs_beside_the_drafts(
-    depth: str, lookup: int, declared: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(arguments_module, "current_platform", Gpu())
-    draft = '{"method": "eagle3", "model": "d", "num_speculative_tokens": 3}'
-    given = parse("org/model", "--speculative-config", draft)
-    arguments = make_engine_arguments(given, depth, lookup)
-    assert [depth for *_, depth in arguments.speculative_config[TABLE]] == declared
-    assert arguments.speculative_config["num_speculative_tokens"] == declared[-1]
-    assert arguments.cudagraph_capture_sizes == choose_sizes(declared)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from eaglegate.features.audit.evidence import (
 )
 from eaglegate.features.audit.grammars import find_breach
 from eaglegate.text.events import FinishReason
-from tests.engine.drive import inject, speculation
+from tests.engine.drive import get_scorer, inject, speculation
 from tests.engine.drive import run as run_request
 from tests.engine.vllm_backend import faulty
 from tests.engine.vllm_backend.conftest import MOST, SMALL, run_engine
@@ -53,7 +53,7 @@ async def engine() -> AsyncGenerator[VllmEngine, None]:
 
 async def audit(engine: VllmEngine, request: EngineRequest, dtype: str = DTYPE) -> AnswerScores:
     answer = await run_request(engine, request)
-    return await engine.score(request, answer.token_ids, dtype)
+    return await get_scorer(engine).score(request, answer.token_ids, dtype)
 
 
 async def audit_all(
@@ -62,7 +62,7 @@ async def audit_all(
     """Generate together, as users do, and score one after the other."""
     answers = await asyncio.gather(*(run_request(engine, one) for one in requests))
     pairs = zip(requests, answers, strict=True)
-    return [await engine.score(one, answer.token_ids, dtype) for one, answer in pairs]
+    return [await get_scorer(engine).score(one, answer.token_ids, dtype) for one, answer in pairs]
 
 
 def make(name: str, prompt: tuple[int, ...], **sampling: Any) -> EngineRequest:
@@ -135,7 +135,7 @@ async def test_an_answer_that_was_altered_is_violated(
     request = make("altered", prompts[1], temperature=0.0, min_tokens=10)
     answer = [*(await run_request(engine, request)).token_ids]
     answer[6] = 17 if answer[6] != 17 else 18
-    found = await engine.score(request, answer, DTYPE)
+    found = await get_scorer(engine).score(request, answer, DTYPE)
     assert judge_margins(found, TIE) is AuditOutcome.VIOLATED
     assert found.margins[6] > TIE
     assert max(found.margins[:6]) <= TIE
@@ -148,7 +148,7 @@ async def test_rules_that_cannot_be_applied_fail_the_audit_alone(
     answer = (await run_request(engine, request)).token_ids
     broken = replace(request, sampling=replace(request.sampling, logit_bias={10**7: 1.0}))
     with pytest.raises(EngineFailed, match="not scored: IndexError"):
-        await engine.score(broken, answer, DTYPE)
+        await get_scorer(engine).score(broken, answer, DTYPE)
     assert (await audit(engine, request)).margins
 
 

@@ -32,6 +32,7 @@ from tests.engine.drive import (
     Outcome,
     call_worker,
     fix_depth,
+    get_scorer,
     make_greedy,
     render,
     run,
@@ -256,11 +257,11 @@ async def test_an_answer_to_images_is_scored_with_them(
     for request in (two, *sampled([two])):
         answer = (await run(engine, request)).token_ids
         counted = replace(request, expanded_length=length)
-        scores = await engine.score(counted, answer, "float32")
+        scores = await get_scorer(engine).score(counted, answer, "float32")
         assert len(scores.margins) == TOKENS
         assert max(scores.margins) < 0.01
         wrong = (*answer[:5], answer[5] + 1, *answer[6:])
-        assert (await engine.score(counted, wrong, "float32")).margins[5] > 0.01
+        assert (await get_scorer(engine).score(counted, wrong, "float32")).margins[5] > 0.01
 
 
 @pytest.mark.skipif(not SECOND_RUNNER, reason="a test through the gateway shows it")

@@ -3,51 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms.cpu import CpuPlatform
 from vllm.usage.usage_lib import UsageContext
 
 from eaglegate.engine.errors import EngineStartError
 from eaglegate.engine.types import DepthReason, Drafter, EngineInfo, SpeculationInfo
+from eaglegate.engine.vllm_backend import arguments as arguments_module
 from eaglegate.engine.vllm_backend.arguments import (
-    add_lookups,
+    DEMO,
+    TABLE,
     make_demo_arguments,
+    make_engine_arguments,
     make_engine_config,
 )
-from eaglegate.engine.vllm_backend.lookups import (
-    LOOKUP,
-    describe_lookups,
-    read_lookup,
-    refuse_lookups,
-)
-from eaglegate.engine.vllm_fields import mark_lookup, pack_depth, unpack_depth
+from eaglegate.engine.vllm_backend.graphs import choose_sizes
+from eaglegate.engine.vllm_contract import DRAFT_K
+from eaglegate.engine.vllm_fields import mark_other_drafter, pack_depth, unpack_depth
+from eaglegate.features.lookups.engine.arguments import add_lookups
+from eaglegate.features.lookups.engine.contract import LOOKUP, read_lookup
+from eaglegate.features.lookups.engine.engine_plugin import refuse_lookups
+from eaglegate.features.lookups.feature import LookupFeature
+from eaglegate.features.lookups.settings import LookupSettings
 from eaglegate.server.backends.in_process import InProcessBackend
 from eaglegate.server.cli.command_line import read_command_line
+from eaglegate.server.cli.feature import Core
 from eaglegate.server.errors import ConfigError
-from eaglegate.server.settings import Settings
 from tests.engine.vllm_backend.drafters import custom_class, draft_model, p_eagle, pard
+from tests.engine.vllm_backend.test_arguments import Gpu, parse
 from tests.engine.vllm_backend.test_recurrent_targets import hybrid
 
 __all__ = ["hybrid"]  # a fixture
 
 
+def make_arguments(width: int, **choices: Any) -> AsyncEngineArgs:
+    configure = partial(add_lookups, width=width)
+    return make_demo_arguments(configure=configure, **choices)
+
+
 def test_vllms_depth_becomes_the_longest_lookup() -> None:
-    arguments = add_lookups(make_demo_arguments(), 8)
+    arguments = make_arguments(8)
     assert arguments.speculative_config["num_speculative_tokens"] == 8
-    assert arguments.additional_config == {LOOKUP: {"width": 8, "depth": 3}}
-    assert add_lookups(make_demo_arguments(), 2).speculative_config["num_speculative_tokens"] == 3
+    assert arguments.additional_config == {LOOKUP: 8, DRAFT_K: 3}
+    assert make_arguments(2).speculative_config["num_speculative_tokens"] == 3
 
 
 @pytest.mark.parametrize(
     ("width", "choices", "message"),
     [
-        (33, {}, "--lookup must be from 1 to 32, or 0 for none; given 33"),
-        (-1, {}, "--lookup must be from 1 to 32"),
         (8, {"speculative_config": None}, "--lookup works beside a draft"),
         (8, {"scheduler_cls": "my.Scheduler"}, "leave out --scheduler-cls my.Scheduler"),
     ],
@@ -56,10 +66,16 @@ def test_arguments_without_a_draft_are_rejected(
     width: int, choices: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        add_lookups(make_demo_arguments(**choices), width)
+        make_arguments(width, **choices)
 
 
 SECOND = {"use_v2_model_runner": True, "async_scheduling": True}
+
+
+@pytest.mark.parametrize("width", [33, -1])
+def test_other_widths_are_refused(width: int) -> None:
+    with pytest.raises(ConfigError, match=f"must be from 1 to 32, or 0 for none; given {width}"):
+        LookupSettings(lookup=width)
 
 
 def make_config(**changes: Any) -> Any:
@@ -80,7 +96,7 @@ def make_config(**changes: Any) -> Any:
         pipeline_parallel_size=values["pipeline_parallel_size"],
     )
     return SimpleNamespace(
-        additional_config={LOOKUP: {"width": values["width"], "depth": 3}},
+        additional_config={LOOKUP: values["width"], DRAFT_K: 3},
         use_v2_model_runner=values["use_v2_model_runner"],
         scheduler_config=SimpleNamespace(async_scheduling=values["async_scheduling"]),
         speculative_config=SimpleNamespace(
@@ -113,8 +129,7 @@ def test_configurations_are_rejected_with_a_way_out(changes: dict[str, Any], mes
 
 
 def make_real_config(width: int = 8, **choices: Any) -> VllmConfig:
-    arguments = add_lookups(make_demo_arguments(async_scheduling=False, **choices), width)
-    return make_engine_config(arguments)
+    return make_engine_config(make_arguments(width, async_scheduling=False, **choices))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +187,7 @@ def kept_scheduling(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("is_asynchronous", [True, None])
 def test_vllms_asynchronous_scheduling_is_rejected(is_asynchronous: bool | None) -> None:
     """Also as vLLM's default."""
-    arguments = add_lookups(make_demo_arguments(async_scheduling=is_asynchronous), 8)
+    arguments = make_arguments(8, async_scheduling=is_asynchronous)
     with pytest.raises(ValueError, match=r"^--lookup works with synchronous .*; add --no-async"):
         make_engine_config(arguments)
     make_real_config()
@@ -182,7 +197,7 @@ def test_recurrent_targets_have_a_state_for_every_draft_token(hybrid: str) -> No
     """On a CPU they are refused with any draft, so vLLM's configuration is made alone."""
 
     def refuse(width: int) -> None:
-        arguments = add_lookups(make_demo_arguments(model=hybrid, async_scheduling=False), width)
+        arguments = make_arguments(width, model=hybrid, async_scheduling=False)
         refuse_lookups(arguments.create_engine_config(UsageContext.OPENAI_API_SERVER))
 
     with pytest.raises(ValueError, match=r"of 8 is longer than .* use --lookup 3$"):
@@ -197,8 +212,6 @@ def test_other_configurations_are_accepted() -> None:
         refuse_lookups(make_config(**SECOND, width=width, graphs=CUDAGraphMode[graphs]))
     refuse_lookups(SimpleNamespace(additional_config={}))  # type: ignore[arg-type]
     assert read_lookup(make_config().additional_config) == (8, 3)
-    assert describe_lookups((8, 3)) == ", lookups of up to 8 tokens"
-    assert describe_lookups(None) == ""
 
 
 def make_backend(*flags: str) -> tuple[InProcessBackend, list[str]]:
@@ -222,12 +235,29 @@ def test_a_fixed_depth_is_within_the_drafts_own() -> None:
 
 
 def test_workers_get_no_lookups() -> None:
+    core = SimpleNamespace(backend=SimpleNamespace(fleet=object()))
     with pytest.raises(ConfigError, match="--lookup looks up in the engine of this process"):
-        Settings(lookup=8, upstream=("http://a",))
+        LookupFeature(cast("Core", core), LookupSettings(lookup=8))
 
 
 @pytest.mark.parametrize("reason", [None, *DepthReason])
 def test_the_drafter_is_packed_with_the_depth(reason: DepthReason | None) -> None:
     packed = pack_depth(7, reason)
     assert unpack_depth(packed) == (7, reason, Drafter.DRAFT)
-    assert unpack_depth(mark_lookup(packed)) == (7, reason, Drafter.LOOKUP)
+    assert unpack_depth(mark_other_drafter(packed)) == (7, reason, Drafter.LOOKUP)
+
+
+@pytest.mark.parametrize(
+    ("depth", "lookup", "declared"),
+    [("auto", 15, [0, 1, 3, 15]), ("3", 7, [3, 7]), ("auto", 2, [0, 1, 3])],
+)
+def test_the_width_of_lookups_gets_graphs_beside_the_drafts(
+    depth: str, lookup: int, declared: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arguments_module, "current_platform", Gpu())
+    draft = '{"method": "eagle3", "model": "d", "num_speculative_tokens": 3}'
+    given = parse(str(DEMO / "target"), "--speculative-config", draft)
+    arguments = make_engine_arguments(given, depth, partial(add_lookups, width=lookup))
+    assert [depth for *_, depth in arguments.speculative_config[TABLE]] == declared
+    assert arguments.speculative_config["num_speculative_tokens"] == declared[-1]
+    assert arguments.cudagraph_capture_sizes == choose_sizes(declared)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import Drafter, EngineRequest, Sampling, Step
 from eaglegate.engine.vllm_backend.arguments import DEMO
 from eaglegate.engine.vllm_backend.engine import VllmEngine
+from eaglegate.features.lookups.engine.arguments import add_lookups
 from tests.engine.drive import run_engine, speculation
 from tests.engine.vllm_backend.conftest import SECOND_RUNNER, SMALL
 from tests.engine.vllm_backend.test_lossless import opening
@@ -57,7 +59,11 @@ async def sampling_engine() -> AsyncGenerator[VllmEngine, None]:
     settings = SMALL | {"max_model_len": 2048, "kv_cache_memory_bytes": 256 << 20}
     draft = speculation(1)
     engine = run_engine(
-        "random", lookup=8, **settings, speculative_config=draft, async_scheduling=False
+        "random",
+        configure=partial(add_lookups, width=8),
+        **settings,
+        speculative_config=draft,
+        async_scheduling=False,
     )
     async with engine as started:
         assert await started.set_planning("random") == "random"

@@ -10,6 +10,7 @@ import json
 import random
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from msgspec.structs import replace
 from eaglegate.engine.types import Constraint, Drafter, EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.translate import describe_engine
+from eaglegate.features.lookups.engine.arguments import add_lookups
 from tests.engine.drive import (
     Outcome,
     fix_depth,
@@ -57,7 +59,11 @@ FIELDS: dict[str, dict[str, Any]] = {
 async def lookup_engine() -> AsyncGenerator[VllmEngine, None]:
     """Its planner is off, because it learns the price of a token from the times of steps."""
     engine = run_engine(
-        "off", lookup=WIDTH, **SMALL, speculative_config=speculation(DEPTH), async_scheduling=False
+        "off",
+        configure=partial(add_lookups, width=WIDTH),
+        **SMALL,
+        speculative_config=speculation(DEPTH),
+        async_scheduling=False,
     )
     async with engine as started:
         yield started

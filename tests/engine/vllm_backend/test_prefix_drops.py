@@ -23,9 +23,11 @@ from vllm.v1.request import Request
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
-from eaglegate.engine.vllm_backend.prefix_drops import PrefixDrops
 from eaglegate.engine.vllm_contract import is_vllm_since
+from eaglegate.features.prefix_cache.engine.drops import PrefixDrops
+from eaglegate.features.prefix_cache.engine.step_plugin import PrefixCache
 from tests.engine.vllm_backend.conftest import run_engine
+from tests.engine.vllm_backend.test_scheduler import Pretence
 
 BLOCK = 4
 HEADS = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
@@ -147,3 +149,12 @@ async def test_tokens_computed_with_a_draft_less_those_without_are_the_metric() 
     # The block hashes of vLLM 0.33 cover what the draft reads after the block: no hit loses one.
     assert (with_draft[1] > 0) is not is_vllm_since(0, 33)
     assert with_draft[0] - without[0] == with_draft[1]
+
+
+def test_ended_requests_are_forgotten() -> None:
+    world = Pretence()
+    for number in range(5):
+        world.add(f"{number}", number % 2, max_tokens=5)
+    world.run()
+    (cache,) = (plugin for plugin in world.scheduler.plugins if isinstance(plugin, PrefixCache))
+    assert cache._shareable_tokens == {}

@@ -13,8 +13,9 @@ from vllm.model_executor.layers.utils import apply_penalties
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from eaglegate.engine.speculation.accounts.scores import AnswerScores, ScoringRules
-from eaglegate.engine.vllm_backend import position_noise, scoring
-from eaglegate.engine.vllm_backend.scoring import AnswerScorer, AuditedTokens, apply_rules
+from eaglegate.engine.vllm_backend import position_noise
+from eaglegate.features.audit.engine import scoring
+from eaglegate.features.audit.engine.scoring import AnswerScorer, AuditedTokens, apply_rules
 from eaglegate.features.audit.evidence import SequentialTest
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -12,11 +12,11 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 from eaglegate.engine.speculation.planner.step_graphs import StepGraphs
 from eaglegate.engine.types import DecodeStep, Drafter
-from eaglegate.engine.vllm_backend.device_lookups import init_states
-from eaglegate.engine.vllm_backend.lookups import LOOKUP
-from eaglegate.engine.vllm_backend.second_lookups import SecondLookups
-from eaglegate.engine.vllm_contract import DRAFT_DEPTH, MIN_MATCHES, PROPOSALS
+from eaglegate.engine.vllm_contract import DRAFT_DEPTH, DRAFT_K
 from eaglegate.engine.vllm_fields import LATENCY, LOOKUP_BOUND, UNTAUGHT
+from eaglegate.features.lookups.engine.contract import LOOKUP, MIN_MATCHES, PROPOSALS
+from eaglegate.features.lookups.engine.second_runner import SecondLookups
+from eaglegate.features.lookups.engine.worker_plugin import init_states
 from tests.engine.vllm_backend.test_scheduler import MOST, Pretence
 
 WIDTH = 7
@@ -30,11 +30,11 @@ class SecondPretence(Pretence):
     def __init__(self, asynchronous: bool, patch: pytest.MonkeyPatch) -> None:
         def prepare(config: VllmConfig) -> None:
             patch.setattr(VllmConfig, "use_v2_model_runner", True)
-            config.additional_config = {LOOKUP: {"width": WIDTH, "depth": MOST}}
+            config.additional_config = {LOOKUP: WIDTH, DRAFT_K: MOST}
 
         super().__init__(asynchronous, prepare, num_speculative_tokens=WIDTH)
-        assert isinstance(self.scheduler.lookups, SecondLookups)
-        self.lookups = self.scheduler.lookups
+        plugins = self.scheduler.plugins
+        (self.lookups,) = (plugin for plugin in plugins if isinstance(plugin, SecondLookups))
         self.rows: dict[str, list[int]] = {}
         """What the worker has proposed for each request, as in ``PROPOSALS``."""
         update = self.scheduler.update_from_output

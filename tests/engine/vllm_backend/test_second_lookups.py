@@ -7,6 +7,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 from eaglegate.engine.types import Constraint, Drafter, EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.translate import describe_engine
+from eaglegate.features.lookups.engine.arguments import add_lookups
 from tests.engine.drive import (
     Outcome,
     fix_depth,
@@ -48,6 +50,7 @@ TOKENS = 40
 ABC = (68, 69, 70, 266)
 """Tokens of ``abc, ``."""
 WORKER = "tests.engine.vllm_backend.overlay_worker.OverlayWorker"
+WIDEN = partial(add_lookups, width=WIDTH)
 SETTINGS: dict[str, Any] = {
     **SMALL,
     "speculative_config": speculation(DEPTH),
@@ -61,7 +64,7 @@ SETTINGS: dict[str, Any] = {
 async def lookup_engine(request: pytest.FixtureRequest) -> AsyncGenerator[VllmEngine, None]:
     """Its planner is off, because it learns the price of a token from the times of steps."""
     with asynchronous_scheduling() if request.param == "asynchronous" else nullcontext():
-        async with run_engine("off", lookup=WIDTH, **SETTINGS) as engine:
+        async with run_engine("off", configure=WIDEN, **SETTINGS) as engine:
             assert engine._llm is not None
             is_asynchronous = engine._llm.vllm_config.scheduler_config.async_scheduling
             assert is_asynchronous == (request.param == "asynchronous")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from eaglegate.engine.speculation.fair_share import DecodingRow, Ration
 from eaglegate.engine.types import CLASS_PRIORITIES
+from eaglegate.engine.vllm_backend.scheduler import describe_planning
 from eaglegate.engine.vllm_fields import LATENCY, TENANT, WEIGHT
+from eaglegate.features.fair_share.engine.step_plugin import StepSharing
+from eaglegate.features.fair_share.fair_share import DecodingRow, FairShare, Ration
 from tests.engine.vllm_backend.test_scheduler import MOST, Pretence
 
 
@@ -47,7 +50,7 @@ def test_a_latency_class_keeps_its_time_beside_others(mode: str, asynchronous: b
             pretence.step()
         seconds[others] = pretence.now - began
     assert seconds[6] < 1.1 * seconds[0]
-    found: Any = pretence.scheduler.planning.describe()["sharing"]
+    found: Any = describe_planning(SimpleNamespace(scheduler=pretence.scheduler), 0)["sharing"]  # type: ignore[arg-type]
     keys = found["keys"]["slow"]
     assert found["held_rows"] == keys["waited"] > 0
     assert keys["in_step"] > 0
@@ -80,10 +83,16 @@ def test_waiting_prompts_are_in_the_order_of_their_classes() -> None:
     assert order == ["high", "normal0", "normal1", "low", "audit"]
 
 
+def get_share(pretence: Pretence) -> FairShare:
+    plugins = pretence.scheduler.plugins
+    (sharing,) = (plugin for plugin in plugins if isinstance(plugin, StepSharing))
+    return sharing.share
+
+
 def ration_at_random(pretence: Pretence, seed: int) -> None:
     """Hold requests, cut drafts and limit prompts at random: nothing may depend on it."""
     rng = random.Random(seed)
-    share: Any = pretence.scheduler.planning.share
+    share: Any = get_share(pretence)
 
     def ration(rows: list[DecodingRow], prompt: int, _depth: int) -> Ration:
         others = [row for row in rows if not share.is_latency(row.name)]
@@ -111,4 +120,4 @@ def test_every_token_is_accounted_for_in_any_sharing(seed: int, asynchronous: bo
         assert all(step.drafted <= MOST for step in steps)
     assert len(pretence.steps) == 5
     assert pretence.scheduler.max_num_scheduled_tokens > 7
-    assert not pretence.scheduler.planning.share.is_needed
+    assert not get_share(pretence).is_needed

@@ -12,6 +12,7 @@ from eaglegate.engine.errors import EngineDead, EngineFailed, EngineOverloaded, 
 from eaglegate.engine.remote import wire
 from eaglegate.engine.types import Constraint, EngineRequest, RepetitionStop, Sampling
 from eaglegate.engine.vllm_backend import translate
+from eaglegate.engine.vllm_contract import DRAFT_K
 from eaglegate.engine.vllm_fields import build_structured_outputs, is_reasoning_ended
 
 REQUEST = EngineRequest("r", (1, 2), Sampling(max_tokens=5, temperature=0.0))
@@ -28,15 +29,12 @@ def test_lossy_speculation_is_told() -> None:
     assert "LOSSY, text may differ: rejection_sample_method" in lossy.summary
 
 
-def test_the_depth_with_lookups_is_the_drafts_own() -> None:
+def test_the_depth_beside_longer_tokens_is_the_drafts_own() -> None:
     config = SpeculativeConfig(method="ngram", num_speculative_tokens=8)
-    speculation = translate._describe_speculation(config, (8, 3))
-    assert (speculation.depth, speculation.lookup, speculation.width) == (3, 8, 8)
-    assert "K = 3, draft ngram, lookups of up to 8 tokens" in speculation.summary
-    short = translate._describe_speculation(config, (2, 8))
-    assert (short.depth, short.lookup, short.width) == (8, 2, 8)
-    alone = translate._describe_speculation(config)
-    assert (alone.depth, alone.lookup, alone.width) == (8, 0, 8)
+    speculation = translate._describe_speculation(config, {DRAFT_K: 3})
+    assert speculation.depth == 3
+    assert "K = 3, draft ngram" in speculation.summary
+    assert translate._describe_speculation(config).depth == 8
 
 
 def test_sampling_asks_for_tokens_and_not_for_text() -> None:

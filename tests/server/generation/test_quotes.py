@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from eaglegate.engine.speculation.lookup.twin import TWIN_TOKENS, escape
 from eaglegate.engine.speculation.policy.policy import SpeculationRules
+from eaglegate.engine.vllm_fields import MAX_QUOTES
+from eaglegate.features.lookups.settings import LookupSettings
 from eaglegate.server.generation import quotes
-from eaglegate.server.settings import Settings
+from eaglegate.server.generation.twins import escape
 from eaglegate.text.rendering.encoding import NO_LIMITS
 
 CODE = 'def f():\n    return "x"\n'
@@ -65,7 +66,7 @@ async def test_quotes_are_bounded(lab):
     long_result = MESSAGES[-1] | {"content": CODE * 20_000}
     assert (await lab.chat(messages=[*MESSAGES[:-1], long_result])).status == 200
     (request,) = lab.engine.requests
-    assert 0 < len(request.quotes) <= TWIN_TOKENS
+    assert 0 < len(request.quotes) <= MAX_QUOTES
 
 
 async def test_a_large_conversation_is_not_walked_on_the_event_loop(lab, monkeypatch):
@@ -86,4 +87,4 @@ async def test_a_large_conversation_is_not_walked_on_the_event_loop(lab, monkeyp
 
 
 def test_lookups_are_off_by_default():
-    assert Settings().lookup == 0
+    assert not LookupSettings().is_on

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eaglegate.engine.speculation.lookup.twin import TWIN_CHARACTERS, write_twins
+from eaglegate.server.generation.twins import TWIN_CHARACTERS, write_twins
 
 CODE = 'def f():\n    return "x"\n'
 

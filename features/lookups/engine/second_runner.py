@@ -22,9 +22,10 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 
-from eaglegate.engine.speculation.lookup.acceptance import MIN_LENGTHS
-from eaglegate.engine.vllm_backend.lookups import Lookups
-from eaglegate.engine.vllm_contract import DRAFT_DEPTH, MIN_MATCHES, PROPOSALS
+from eaglegate.engine.vllm_contract import DRAFT_DEPTH
+from eaglegate.features.lookups.acceptance import MIN_LENGTHS
+from eaglegate.features.lookups.engine.contract import MIN_MATCHES, PROPOSALS
+from eaglegate.features.lookups.engine.first_runner import Lookups
 
 
 class SecondLookups(Lookups):
@@ -53,7 +54,7 @@ class SecondLookups(Lookups):
         # vLLM erases the columns behind this number after the drafts are proposed.
         output.num_spec_tokens_to_schedule = self._scheduler.num_spec_tokens
 
-    def list_used(self, output: SchedulerOutput, result: ModelRunnerOutput) -> set[str]:
+    def read(self, output: SchedulerOutput, result: ModelRunnerOutput) -> set[str]:
         used_names: set[str] = set()
         self._num_proposed = {}
         proposals = getattr(result, PROPOSALS, None)
@@ -73,7 +74,12 @@ class SecondLookups(Lookups):
     def count_drafted(self, name: str, drafted: int, accepted: int) -> int:
         return max(min(drafted, self._num_proposed.get(name, drafted)), accepted)
 
-    def observe(self, output: SchedulerOutput) -> None:
+    def observe(
+        self,
+        output: SchedulerOutput,
+        counts: Mapping[str, tuple[int, int]],  # noqa: ARG002
+        seconds: float | None,  # noqa: ARG002
+    ) -> None:
         """Choose what the requests of a step get next, now that its tokens are known."""
         names = output.num_scheduled_tokens
         self._begin_step(names)
@@ -115,10 +121,13 @@ class SecondLookups(Lookups):
         rows = zip(proposal.req_ids, proposal.draft_token_ids, strict=True)
         return [list(tokens[: widths[name]]) for name, tokens in rows]
 
-    def widen(self, requests: Sequence[Request]) -> None:
+    def begin_step(self) -> None:
+        """Choose the widths of the step that asynchronous scheduling schedules next."""
+        if not self._is_late:
+            return
         num_drafts = {
             request.request_id: len(request.spec_token_ids)
-            for request in requests
+            for request in self._scheduler.running
             if not request.is_prefill_chunk
         }
         # The worker alone knows the tokens. vLLM schedules as many as a request has placeholders,
@@ -134,7 +143,7 @@ class SecondLookups(Lookups):
         graph: nobody has measured what that costs beside lookups.
         """
         planning, limit = self._scheduler.planning, self._get_limit()
-        if planning.share.is_needed:
+        if self._scheduler.plugins.binds_widths:
             return num_drafts
         widths = {
             name: max(count, min(limit, self._widths.get(name, 0)))
@@ -151,7 +160,7 @@ class SecondLookups(Lookups):
         # Requests verify as many tokens as the draft makes where a step cannot be widened.
         return depth if self._scheduler.planning.graphs else super().limit_depth(requests, depth)
 
-    def forget(self, request: Request) -> None:
-        super().forget(request)
+    def end(self, request: Request) -> None:
+        super().end(request)
         self._widths.pop(request.request_id, None)
         self._min_matches.pop(request.request_id, None)

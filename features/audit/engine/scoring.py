@@ -1,9 +1,9 @@
 """Scoring of an answer's tokens against the target's raw logits, in plain tensors.
 
 It is written from the meaning of each sampling field, without vLLM's samplers or the repairs in
-``steering.py``, because an audit must not share their faults. The order is: allowed tokens, bad
-words, minimum of tokens, biases, repetition, frequency and presence penalties, temperature, min-p,
-top-k, top-p.
+``engine/vllm_backend/steering.py``, because an audit must not share their faults. The order is:
+allowed tokens, bad words, minimum of tokens, biases, repetition, frequency and presence penalties,
+temperature, min-p, top-k, top-p.
 
 Rounding moves a logit slightly, and so moves the borders of min-p, top-k and top-p. A token is
 *surely* in if rounding cannot exclude it, and *possibly* in if rounding may include it.

@@ -5,7 +5,7 @@ after it knows the tokens that the target has accepted, and what it puts in thei
 in the next step. So a lookup replaces them here, of any length up to N, and vLLM validates it
 against a grammar like any draft. vLLM's own K is N, because it sizes the rows of grammars and its
 counters by K; the draft's depth stays at most the operator's ``num_speculative_tokens``.
-``second_lookups.py`` has those of the second model runner.
+``second_runner.py`` has those of the second model runner.
 """
 
 from __future__ import annotations
@@ -14,32 +14,30 @@ from collections.abc import Collection, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 
-from eaglegate.engine.speculation.drafts.methods import Runner, StepDepth, find_method
-from eaglegate.engine.speculation.lookup.chooser import LookupChooser
-from eaglegate.engine.speculation.lookup.twin import TWIN_TOKENS
+from eaglegate.engine.vllm_backend.step_plugin import StepPlugin
 from eaglegate.engine.vllm_fields import (
     DEPTH,
     LOOKUP_BOUND,
+    MAX_QUOTES,
     QUOTES,
     TENANT,
     UNTAUGHT,
     unpack_tokens,
 )
+from eaglegate.features.lookups.chooser import LookupChooser
 
-LOOKUP = "eaglegate_lookup"
-"""Key in vLLM's ``additional_config``: ``{"width": N, "depth": the draft's own K}``."""
-MAX_WIDTH = 32
 RUN_DEPTH = 1
 """The draft's depth while all requests of a step copy. One pass keeps its KV cache whole."""
 
 
-class Lookups:
+class Lookups(StepPlugin):
     """Lookups of one scheduler's requests."""
+
+    name = "lookups"
 
     def __init__(self, scheduler: Any, width: int) -> None:
         self._scheduler = scheduler
@@ -102,8 +100,7 @@ class Lookups:
         verified instead."""
         num_useful = request.max_tokens - request.num_output_tokens - 1
         width = min(limit, self._limits[request.request_id], num_useful)
-        if self._scheduler.planning.share.is_needed:
-            # The width of the plan is what a latency class can bear.
+        if self._scheduler.plugins.binds_widths:
             width = min(width, num_drafts)
         return max(0, int(width))
 
@@ -131,27 +128,14 @@ class Lookups:
         quotes = unpack_tokens(extra.get(QUOTES, ""))
         vocabulary = self._scheduler.vllm_config.model_config.get_vocab_size()
         is_valid = quotes and min(quotes) >= 0 and max(quotes) < vocabulary
-        return quotes[-TWIN_TOKENS:] if is_valid else []
+        return quotes[-MAX_QUOTES:] if is_valid else []
 
-    def list_used(self, output: SchedulerOutput, result: ModelRunnerOutput) -> set[str]:  # noqa: ARG002
+    def read(self, output: SchedulerOutput, result: ModelRunnerOutput) -> set[str]:  # noqa: ARG002
         """List the requests of a step whose verified tokens are a lookup's. Called before the
         scheduler reads the step's ``result``."""
         return {
             name for name in output.scheduled_spec_decode_tokens if self.chooser.uses_lookup(name)
         }
-
-    def count_drafted(self, name: str, drafted: int, accepted: int) -> int:  # noqa: ARG002
-        """Count the verified tokens of a request that a drafter has proposed."""
-        return drafted
-
-    def mark(self, output: SchedulerOutput, depth: int) -> None:
-        """Mark a scheduled step for the worker; ``depth`` is the draft's depth after it."""
-
-    def observe(self, output: SchedulerOutput) -> None:
-        """Called after the scheduler has read a step's result."""
-
-    def widen(self, requests: Sequence[Request]) -> None:
-        """Choose the widths of the step that asynchronous scheduling schedules next."""
 
     def limit_depth(self, requests: Sequence[Request], depth: int) -> int:
         """Return the depth of the draft's next pass: ``RUN_DEPTH`` while all requests copy."""
@@ -160,86 +144,15 @@ class Lookups:
         is_copying = self.chooser.are_sure(request.request_id for request in requests)
         return RUN_DEPTH if is_copying else depth
 
-    def forget(self, request: Request) -> None:
+    def describe(self) -> Mapping[str, object]:
+        return {"lookups": self.chooser.describe()}
+
+    def forget_tenants(self, tenants: Collection[str]) -> None:
+        self.chooser.acceptance.forget(tenants)
+
+    def forget_draft(self) -> None:
+        self.chooser.acceptance.forget_draft()
+
+    def end(self, request: Request) -> None:
         self.chooser.end(request.request_id)
         self._limits.pop(request.request_id, None)
-
-
-def read_lookup(additional_config: Any) -> tuple[int, int] | None:
-    """Return (longest lookup, the draft's depth) of vLLM's ``additional_config``; None without
-    lookups."""
-    is_mapping = isinstance(additional_config, Mapping)
-    settings = additional_config.get(LOOKUP) if is_mapping else None
-    return None if settings is None else (int(settings["width"]), int(settings["depth"]))
-
-
-def describe_lookups(settings: tuple[int, int] | None) -> str:
-    """Return the end of a sentence about speculation; empty without lookups."""
-    if settings is None:
-        return ""
-    return f", lookups of up to {settings[0]} tokens"
-
-
-def _has_graphs(config: VllmConfig) -> bool:
-    mode = config.compilation_config.cudagraph_mode
-    return mode is not None and mode.decode_mode() == CUDAGraphMode.FULL
-
-
-def refuse_lookups(config: VllmConfig) -> None:
-    """Raise ValueError if lookups would be wrong with this configuration, with what to do."""
-    settings = read_lookup(config.additional_config)
-    if settings is None:
-        return
-    width, depth = settings
-    draft, parallel, model = (
-        config.speculative_config,
-        config.parallel_config,
-        config.model_config,
-    )
-    is_parallel = getattr(draft, "parallel_drafting", False)
-    method = find_method({"method": draft.method, "parallel_drafting": is_parallel})
-    is_second = bool(config.use_v2_model_runner)
-    behaviour = method.on(Runner.SECOND if is_second else Runner.FIRST)
-    problem = None
-    if config.scheduler_config.async_scheduling and not is_second:
-        problem = (
-            "works with synchronous scheduling on vLLM's first model runner; add "
-            "--no-async-scheduling"
-        )
-    elif method.lookup:
-        problem = (
-            f"works beside a draft model, and {method.name} looks drafts up itself; leave it out"
-        )
-    elif is_second and draft.use_multi_module_mtp():
-        problem = (
-            "works beside an MTP draft of several layers on vLLM's first model runner only; set "
-            "VLLM_USE_V2_MODEL_RUNNER=0"
-        )
-    elif behaviour.depth is not StepDepth.ANY:
-        names = "eagle, eagle3, mtp" if is_second else "eagle, eagle3, mtp, draft_model"
-        problem = (
-            f"works beside a draft whose depth varies by step ({names}), "
-            f"and {method.name} {behaviour.summary}; leave it out"
-        )
-    elif is_second and width > depth and (width + 1) % (depth + 1) and _has_graphs(config):
-        fitting_width = max(2, (width + 1) // (depth + 1)) * (depth + 1) - 1
-        problem = (
-            f"of {width} leaves drafts of {depth} tokens without FULL CUDA graphs: N + 1 must be a "
-            f"multiple of {depth + 1}; use --lookup {fitting_width}"
-        )
-    elif draft.draft_sample_method == "probabilistic":
-        problem = (
-            "would be verified by the draft's probabilities, which gives another distribution; "
-            "set draft_sample_method to greedy"
-        )
-    elif parallel.data_parallel_size > 1:
-        problem = "works without data parallelism, whose ranks draft alike; run one gateway each"
-    elif parallel.pipeline_parallel_size > 1:
-        problem = "works without pipeline parallelism; use --tensor-parallel-size"
-    elif (model.is_hybrid or model.is_attention_free) and width > depth:
-        problem = (
-            f"of {width} is longer than num_speculative_tokens {depth}, and a recurrent target "
-            f"keeps one state per draft token; use --lookup {depth}"
-        )
-    if problem is not None:
-        raise ValueError(f"--lookup {problem}")

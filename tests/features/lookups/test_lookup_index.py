@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from eaglegate.engine.speculation.lookup import index as module
-from eaglegate.engine.speculation.lookup.index import (
+from eaglegate.features.lookups import index as module
+from eaglegate.features.lookups.index import (
     MAX_MATCH,
     MAX_POSITIONS,
     RUN,

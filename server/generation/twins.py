@@ -13,9 +13,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-TWIN_TOKENS = 16_384
-"""Tokens of a request's twins, the newest ones. They take 8 bytes each in the engine."""
-TWIN_CHARACTERS = 4 * TWIN_TOKENS
+from eaglegate.engine.vllm_fields import MAX_QUOTES
+
+TWIN_CHARACTERS = 4 * MAX_QUOTES
+"""Characters of a request's twins, the newest ones."""
 READ_CHARACTERS = 8 * TWIN_CHARACTERS
 """Characters of a conversation's results and arguments that are read for each kind of twin, the
 newest ones. Reading them takes some 10 ms."""

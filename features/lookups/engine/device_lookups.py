@@ -17,14 +17,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from vllm.config import get_current_vllm_config
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.async_utils import async_copy_to_np, stream
 from vllm.v1.worker.gpu.spec_decode.ngram.speculator import NgramGPUSpeculator
 
-from eaglegate.engine.speculation.lookup.acceptance import MIN_LENGTHS
-from eaglegate.engine.vllm_backend.lookups import read_lookup
-from eaglegate.engine.vllm_contract import DRAFT_DEPTH, MIN_MATCHES, PROPOSALS
+from eaglegate.engine.vllm_contract import DRAFT_DEPTH
+from eaglegate.features.lookups.acceptance import MIN_LENGTHS
+from eaglegate.features.lookups.engine.contract import MIN_MATCHES, PROPOSALS
 
 NEVER = 1 << 20
 """Length of a match of requests that get no lookups."""
@@ -113,17 +112,3 @@ class DeviceLookups:
         tokens = torch.where(columns[: self._draft_columns] < depth, tokens, -1)
         self._proposals[rows] = torch.cat([is_lookup[:, None], tokens], dim=1)
         return merged
-
-
-def make_device_lookups(runner: Any) -> DeviceLookups | None:
-    """Make the lookups of a worker; None without ``--lookup``."""
-    settings = read_lookup(runner.vllm_config.additional_config)
-    return None if settings is None else DeviceLookups(runner, settings[1])
-
-
-def init_states(original: Any, states: Any, *args: Any, **kwargs: Any) -> None:
-    """Keep the requests' tokens in the device's memory, where the kernels scan them, as vLLM does
-    for its own n-grams."""
-    if read_lookup(get_current_vllm_config().additional_config) is not None:
-        kwargs["use_dense_all_token_ids"] = True
-    original(states, *args, **kwargs)

@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-from eaglegate.engine.speculation.work_prices import PRICED, Kind, SharedStep, WorkPrices
+from eaglegate.features.fair_share.work_prices import PRICED, Kind, SharedStep, WorkPrices
 
 SLACK = 0.05
 """Share of a step of the latency class alone that other work may add, without an objective."""

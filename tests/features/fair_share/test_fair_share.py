@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eaglegate.engine.speculation.fair_share import (
+from eaglegate.features.fair_share.fair_share import (
     KEYS,
     SLACK,
     DecodingRow,

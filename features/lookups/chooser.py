@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from eaglegate.engine.speculation.lookup.acceptance import ROWS, LookupAcceptance
-from eaglegate.engine.speculation.lookup.index import SLICE, LookupIndex
+from eaglegate.features.lookups.acceptance import ROWS, LookupAcceptance
+from eaglegate.features.lookups.index import SLICE, LookupIndex
 
 BUILD_TOKENS = 200
 """Tokens whose indexing takes as long as the fixed part of one call."""

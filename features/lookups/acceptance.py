@@ -15,8 +15,8 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from eaglegate.engine.speculation.lookup.index import BUCKETS, KINDS
 from eaglegate.engine.speculation.planner.slice_rows import SliceRows
+from eaglegate.features.lookups.index import BUCKETS, KINDS
 
 Floats = NDArray[np.float64]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from eaglegate.engine.speculation.lookup.acceptance import LookupAcceptance
-from eaglegate.engine.speculation.lookup.chooser import REFRESH_STEPS, LookupChooser
+from eaglegate.features.lookups.acceptance import LookupAcceptance
+from eaglegate.features.lookups.chooser import REFRESH_STEPS, LookupChooser
 
 FILE = [random.Random(0).randrange(1000) for _ in range(400)]
 

@@ -1,8 +1,7 @@
 """Count of prompt tokens in the prefix cache that are computed again because of the draft.
 
 vLLM drops the last block of a hit for drafts that read hidden states. This module counts its tokens
-for each request: the hit without the drop, minus the actual hit. The rule is in
-``engine/speculation/accounts/prefix_cost.py``.
+for each request: the hit without the drop, minus the actual hit.
 """
 
 from __future__ import annotations

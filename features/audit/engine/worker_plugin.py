@@ -21,12 +21,14 @@ import torch
 from vllm.sampling_params import SamplingParams
 
 from eaglegate.engine.speculation.accounts.scores import ScoringRules
-from eaglegate.engine.vllm_backend.prompt_rows import Logits, PromptModel, adapt_rows
-from eaglegate.engine.vllm_backend.scoring import AnswerScorer, AuditedTokens
+from eaglegate.engine.vllm_backend.prompt_rows import Logits, adapt_rows
 from eaglegate.engine.vllm_fields import AUDIT
+from eaglegate.engine.vllm_parts import Promise
+from eaglegate.features.audit.engine.scoring import AnswerScorer, AuditedTokens
 
 log = logging.getLogger(__name__)
 
+PROMISE = Promise.AUDITS
 MAX_AUDITS = 64
 """Most audits, running or finished, that a worker remembers."""
 BLOCK_ROWS = 256
@@ -126,11 +128,10 @@ audits = AuditRegister()
 """Audits of this worker's process."""
 
 
-class AnswerScoring:
-    """Mix-in for vLLM's worker (``worker.DepthWorker``) that returns scores."""
-
-    def take_scores(self, key: str) -> dict[str, Any] | None:
-        return audits.take(key)
+def take_scores(worker: Any, key: str) -> dict[str, Any] | None:  # noqa: ARG001
+    """Remove and return the scores of an audit; None if this worker has none. A method that vLLM's
+    worker gets, for the gateway's process."""
+    return audits.take(key)
 
 
 def get_prompt_logprobs(
@@ -156,11 +157,9 @@ def get_prompt_logprobs(
             audit.add(request.num_computed_tokens, states, compute_logits)
     audit_numbers = {req_id: number for req_id, number in numbers.items() if audits.get(req_id)}
     runner.num_prompt_logprobs = {key: numbers[key] for key in numbers if key not in audit_numbers}
-    runner.model, model = PromptModel(compute_logits), runner.model
     try:
         return original(runner, hidden_states, num_scheduled_tokens)
     finally:
-        runner.model = model
         runner.num_prompt_logprobs |= audit_numbers
 
 
@@ -206,4 +205,14 @@ def compute_prompt_logprobs(
         except Exception as error:
             log.warning("an audit failed in the worker: %s", type(error).__name__)
     arguments = hidden_states, batch, all_token_ids, num_computed_tokens, prompt_lens
-    return original(worker, compute_logits, *arguments)
+    return original(worker, logits_fn, *arguments)
+
+
+def patch(wrap: Callable[[Any, str, Callable[..., Any]], None], worker: Any) -> None:
+    from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsWorker
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    worker.take_scores = take_scores
+    wrap(GPUModelRunner, "_get_prompt_logprobs_dict", get_prompt_logprobs)
+    for method in (add_request, remove_request, compute_prompt_logprobs):
+        wrap(PromptLogprobsWorker, method.__name__, method)

@@ -1,4 +1,6 @@
-"""Sharing of steps in vLLM's scheduler: enforcement of a ration (speculation/fair_share.py).
+"""Sharing of steps in vLLM's scheduler: enforcement of a ration.
+
+``features/fair_share/fair_share.py`` says who gets how much of a step.
 
 - A request that must wait for a step gets a later ``next_decode_eligible_step``, which vLLM itself
   uses to space decodes under pipeline parallelism. With asynchronous scheduling its drafts stay in
@@ -10,25 +12,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.request_queue import FCFSRequestQueue
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from eaglegate.engine.speculation.fair_share import DecodingRow, Ration
-from eaglegate.engine.vllm_backend.planning import SHARED, StepPlanning, get_draft_depth
+from eaglegate.engine.vllm_backend.planning import get_draft_depth
+from eaglegate.engine.vllm_backend.step_plugin import StepPlugin
+from eaglegate.engine.vllm_backend.waiting import sort_waiting
+from eaglegate.engine.vllm_fields import LATENCY, TENANT, WEIGHT
+from eaglegate.features.fair_share.fair_share import DecodingRow, FairShare, Ration, ShareMember
+
+SHARED = "shared_step"
+"""Attribute of a SchedulerOutput: the work that others add to a step of a latency class."""
 
 
-class StepSharing:
+class StepSharing(StepPlugin):
     """Keeps other requests within their ration in the steps of one scheduler."""
 
-    def __init__(self, scheduler: Scheduler, planning: StepPlanning) -> None:
+    name = "fair share"
+
+    def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
-        self._share = planning.share
-        self._planning = planning
+        self.share = FairShare()
+        self._planning = planning = scheduler.planning
         config = scheduler.vllm_config
         self._asynchronous = bool(config.scheduler_config.async_scheduling)
         self._may_cut = planning.may_cut
@@ -40,10 +48,60 @@ class StepSharing:
         )
         self._depth = 0
         """Number of draft tokens that the last step made for each request."""
+        self._max_tokens: int | None = None
+        """vLLM's limit of a step's tokens, while a step is limited; None otherwise."""
 
-    @contextmanager
-    def limit_others(self) -> Iterator[None]:
-        """Limit other requests in the step that is scheduled inside the context."""
+    @property
+    def needs_times(self) -> bool:  # type: ignore[override]
+        return self.share.is_needed
+
+    @property
+    def binds_widths(self) -> bool:  # type: ignore[override]
+        """The width of the plan is what a latency class can bear."""
+        return self.share.is_needed
+
+    def add(self, request: Request) -> None:
+        extra = (request.sampling_params.extra_args if request.sampling_params else None) or {}
+        objective = extra.get(LATENCY)
+        weight = max(float(extra.get(WEIGHT, 1.0)), 1e-3)
+        objective_s = float(objective or 0.0) / 1e3
+        member = ShareMember(str(extra.get(TENANT, "")), weight, objective is not None, objective_s)
+        self.share.add(request.request_id, member)
+
+    def end(self, request: Request) -> None:
+        self.share.remove(request.request_id)
+
+    def choose(self, requests: Sequence[Request]) -> Collection[str]:
+        """Return the requests of the latency class, if one runs."""
+        if not self.share.is_needed:
+            return ()
+        names = (request.request_id for request in requests)
+        return [name for name in names if self.share.is_latency(name)]
+
+    def observe(
+        self,
+        output: SchedulerOutput,
+        counts: Mapping[str, tuple[int, int]],
+        seconds: float | None,
+    ) -> None:
+        if self.share.is_needed:
+            self.share.observe(counts)
+        shared_step = getattr(output, SHARED, None)
+        if seconds is not None and shared_step is not None:
+            self.share.observe_step(shared_step, seconds)
+
+    def describe(self) -> Mapping[str, object]:
+        """Describe the sharing, after a latency class has run."""
+        sharing = self.share.describe()
+        return {"sharing": sharing} if sharing else {}
+
+    def forget_tenants(self, tenants: Collection[str]) -> None:
+        self.share.forget(tenants)
+
+    def begin_step(self) -> None:
+        """Limit other requests in the step that is scheduled next."""
+        if not self.share.is_needed:
+            return
         scheduler = self._scheduler
         self._put_latency_first()
         pending_tokens = {request.request_id: _count_left(request) for request in scheduler.running}
@@ -60,8 +118,8 @@ class StepSharing:
         latency_prompt, other_prompt = self._count_prompts(
             pending_tokens, {row.name for row in rows}
         )
-        ration = self._share.ration(rows, other_prompt, self._depth) if self._may_hold else None
-        max_tokens = scheduler.max_num_scheduled_tokens
+        ration = self.share.ration(rows, other_prompt, self._depth) if self._may_hold else None
+        self._max_tokens = max_tokens = scheduler.max_num_scheduled_tokens
         if ration is not None:
             num_saved = self._apply(ration, decoding_requests, pending_tokens)
             if ration.prompt is not None and self._may_split:
@@ -73,51 +131,41 @@ class StepSharing:
                         for request in scheduler.running
                         if self._is_other_prompt(request, pending_tokens)
                     )
-        try:
-            yield
-        finally:
-            scheduler.max_num_scheduled_tokens = max_tokens
 
     def settle(self, output: SchedulerOutput) -> None:
         """Charge the ration for the scheduled step."""
+        if self._max_tokens is None:
+            return
+        self._scheduler.max_num_scheduled_tokens, self._max_tokens = self._max_tokens, None
         drafts = output.scheduled_spec_decode_tokens
         rows, prompt, reads_first = [], 0, False
         for name, tokens in output.num_scheduled_tokens.items():
             width = len(drafts.get(name, ()))
             if tokens == 1 + width:
                 rows.append(DecodingRow(name, width))
-            elif self._share.is_latency(name):
+            elif self.share.is_latency(name):
                 reads_first = True
             else:
                 prompt += tokens
         num_drafts = get_draft_depth(output)
-        shared_step = self._share.settle(rows, prompt, self._depth, num_drafts)
+        shared_step = self.share.settle(rows, prompt, self._depth, num_drafts)
         setattr(output, SHARED, None if reads_first else shared_step)
         self._depth = num_drafts
 
     def _put_latency_first(self) -> None:
-        scheduler, is_latency = self._scheduler, self._share.is_latency
+        scheduler, is_latency = self._scheduler, self.share.is_latency
         scheduler.running.sort(key=lambda request: not is_latency(request.request_id))
-        self.sort_waiting(lambda request: not is_latency(request.request_id))
-
-    def sort_waiting(self, rank: Callable[[Request], int]) -> None:
-        """Put waiting requests of a lower rank first. A priority queue keeps its own order."""
-        waiting = self._scheduler.waiting
-        if len(waiting) < 2 or not isinstance(waiting, FCFSRequestQueue):
-            return
-        requests = sorted(waiting, key=rank)
-        waiting.clear()
-        waiting.extend(requests)
+        sort_waiting(scheduler, lambda request: not is_latency(request.request_id))
 
     def _count_prompts(self, pending_tokens: dict[str, int], decoding: set[str]) -> tuple[int, int]:
         """Count the prompt tokens still to be read, of the latency class and of others."""
         counts = [0, 0]
         for name, tokens in pending_tokens.items():
             if name not in decoding:
-                counts[not self._share.is_latency(name)] += tokens
+                counts[not self.share.is_latency(name)] += tokens
         for request in self._scheduler.waiting:
             tokens = max(1, int(request.num_tokens - request.num_computed_tokens))
-            counts[not self._share.is_latency(request.request_id)] += tokens
+            counts[not self.share.is_latency(request.request_id)] += tokens
         return counts[0], counts[1]
 
     def _apply(
@@ -149,7 +197,7 @@ class StepSharing:
 
     def _is_other_prompt(self, request: Request, pending_tokens: dict[str, int]) -> bool:
         name = request.request_id
-        return not self._share.is_latency(name) and not _is_decoding(
+        return not self.share.is_latency(name) and not _is_decoding(
             request, pending_tokens.get(name, 0)
         )
 
@@ -162,3 +210,6 @@ def _count_left(request: Request) -> int:
 
 def _is_decoding(request: Request, num_pending: int) -> bool:
     return num_pending <= 1 + len(request.spec_token_ids)
+
+
+make_plugin = StepSharing

@@ -1,0 +1,1 @@
+"""The part of fair share in the engine."""

@@ -1,0 +1,1 @@
+"""The part of the prefix cache in the engine."""
