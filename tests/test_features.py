@@ -25,6 +25,11 @@ pytestmark = pytest.mark.slow
 FEATURES = sorted(f"features/{path.parent.name}" for path in ROOT.glob("features/*/__init__.py"))
 WHOLE = ("test_package.py", "test_site.py", "test_features.py")
 """Tests of the whole tree and of its pages, which name every feature."""
+PLUGINS = [folder for folder in FEATURES if (ROOT / folder / "engine").is_dir()]
+SCHEDULING = tuple(f"tests/engine/vllm_backend/test_{name}.py" for name in (
+    "scheduler", "planning", "answer_accounts", "translate",
+))  # fmt: skip
+"""Tests of vLLM's own scheduler with ours, without a model."""
 PAGES = ("deploy", "mutation", "clients", "e2e", "faults", "lab", "attacks", "examples", "gpu_path")
 """Folders with tests of everything together, of the lab, or of real engines."""
 CHOSEN = (
@@ -86,27 +91,51 @@ def _is_any_in(names: set[str], packages: set[str]) -> bool:
 
 
 @contextmanager
-def serving(tree: Path) -> Iterator[str]:
-    """A gateway of the tree before a scripted worker; its address."""
-    with scripted_worker(tree / "worker.log") as worker:
-        worker.until_healthy()
-        command = [sys.executable, "-m", "eaglegate.server", "serve", "--port", "0", *GATEWAY]
-        process = subprocess.Popen(
-            [*command, "--upstream", worker.url], cwd=tree, env=environment(tree),
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
-        try:
-            assert process.stdout is not None
-            banner = ""
-            for line in process.stdout:
-                banner += line
-                if found := ADDRESS.search(line):
-                    yield found[1]
-                    return
-            raise AssertionError(banner)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(30)
+def serving(tree: Path, *arguments: str) -> Iterator[str]:
+    """A gateway of the tree; its address."""
+    command = [sys.executable, "-m", "eaglegate.server", "serve", "--port", "0", *arguments]
+    process = subprocess.Popen(
+        command, cwd=tree, env=environment(tree),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        banner = ""
+        for line in process.stdout:
+            banner += line
+            if found := ADDRESS.search(line):
+                yield found[1]
+                return
+        raise AssertionError(banner)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+def check_answers(url: str) -> str:
+    """Return an answer's text, after a look at what an operator reads."""
+    messages = [{"role": "user", "content": "Hi"}]
+    body = {"model": "demo", "messages": messages, "temperature": 0, "max_tokens": 60}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert httpx.get(f"{url}/debug/speculation").status_code == 200
+    assert "eaglegate_requests_total" in httpx.get(f"{url}/metrics").text
+    text: str = answer.json()["choices"][0]["message"]["content"]
+    assert text
+    return text
+
+
+def run_tests(tree: Path, *arguments: str) -> int:
+    """Run the fast tests that ``arguments`` select, and return the number that passed."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=short", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "-m", "not slow and not thorough", *arguments], cwd=tree, env=environment(tree),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    passed = REPORT.search(done.stdout)
+    assert passed is not None
+    return int(passed[1])
 
 
 def environment(tree: Path) -> dict[str, str]:
@@ -117,24 +146,26 @@ def environment(tree: Path) -> dict[str, str]:
 @pytest.mark.parametrize("folder", [*FEATURES, "lab"])
 def test_a_folder_can_be_removed(copy: Path, folder: str) -> None:
     ignored = remove(copy, folder)
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=short", "-p", "no:cacheprovider"]
     chosen = [name for name in CHOSEN if (copy / name).exists()]
-    selected = ["-m", "not slow and not thorough", *ignored, *chosen]
-    done = subprocess.run(
-        [*command, *selected], cwd=copy, env=environment(copy), capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-    passed = REPORT.search(done.stdout)
-    assert passed is not None
-    assert int(passed[1]) > 20
-    with serving(copy) as url:
-        body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
-        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["choices"][0]["message"]["content"]
-        assert httpx.get(f"{url}/debug/speculation").status_code == 200
-        assert "eaglegate_requests_total" in httpx.get(f"{url}/metrics").text
+    assert run_tests(copy, *ignored, *chosen) > 20
+    with scripted_worker(copy / "worker.log") as worker:
+        worker.until_healthy()
+        with serving(copy, *GATEWAY, "--upstream", worker.url) as url:
+            check_answers(url)
+
+
+@pytest.mark.timeout(900)
+def test_an_engine_runs_without_its_plug_ins(copy: Path) -> None:
+    """One removed after the other, until none is left: the text stays."""
+    pytest.importorskip("vllm")
+    texts = []
+    for folder in ("", *PLUGINS):
+        if folder:
+            remove(copy, folder)
+        assert run_tests(copy, *SCHEDULING) > 40
+        with serving(copy, "--dtype=float32") as url:
+            texts.append(check_answers(url))
+    assert len(set(texts)) == 1
 
 
 def run_command(tree: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import httpx
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, serving
 
 FOLDER = ROOT / "docs" / "examples"
 EXPECTED = {
@@ -20,11 +23,13 @@ EXPECTED = {
     "openai_structured.py": ("answer=",),
 }
 """Words that each example prints."""
+PLUGIN = "step_counts.py"
+"""A plug-in of the engine."""
 
 
 def test_every_example_is_listed_and_run():
     names = {path.name for path in FOLDER.iterdir() if path.suffix in (".py", ".sh")}
-    assert names == EXPECTED.keys()
+    assert names == {*EXPECTED, PLUGIN}
     readme = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert all(f"]({name})" in readme for name in names)
 
@@ -43,3 +48,18 @@ def test_examples_print_an_answer(demo_gateway, name):
     )
     assert done.returncode == 0, done.stderr
     assert all(words in done.stdout for words in EXPECTED[name]), done.stdout
+
+
+@pytest.mark.slow
+def test_the_plug_in_counts_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(FOLDER), prepend=os.pathsep)
+    config = json.dumps({"eaglegate_plugins": [PLUGIN.removesuffix(".py")]})
+    arguments = (f"--additional-config={config}",)
+    with serving(tmp_path / "serve.log", arguments, forks=False) as gateway:
+        operator = f"{gateway.operator}/admin/speculation"
+        before = httpx.get(operator).json()["planner"]["steps_by_batch"]["1"]
+        body = {"model": "demo", "prompt": "Hello", "max_tokens": 20, "temperature": 0, "n": 1}
+        answer = httpx.post(f"{gateway.url}/v1/completions", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        after = httpx.get(operator).json()["planner"]["steps_by_batch"]["1"]
+        assert 20 / 4 <= after - before <= 20
