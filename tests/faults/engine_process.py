@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 TITLE = "EngineCore"
+GONE_S = 120
 
 
 def engine_pid(gateway_pid: int) -> int | None:
@@ -72,3 +74,26 @@ def memory_mib(pid: int) -> float:
 
 def open_files(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def wait_until_gone(pids: Iterable[int]) -> None:
+    end = time.monotonic() + GONE_S
+    while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not left, [title(pid) for pid in left]
+
+
+def is_running(pid: int) -> bool:
+    return read_status(pid)[:1] not in ([], ["Z"])
+
+
+def find_parent(pid: int) -> int:
+    return int(read_status(pid)[1])
+
+
+def read_status(pid: int) -> list[str]:
+    """The state of a process and what follows it; nothing if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -20,8 +19,6 @@ pytestmark = pytest.mark.slow
 TOKENS = 300
 DRAIN = ("--drain-s", "600")
 OWN_GROUP = ("setsid",)
-TWO_CORES = ("--tensor-parallel-size", "2", "--depth", "3")
-SOON_S = 120
 
 
 @pytest.fixture(scope="module")
@@ -54,20 +51,6 @@ def send(number, pids):
         os.kill(pid, number)
 
 
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until_gone(pids):
-    end = time.monotonic() + SOON_S
-    while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not left, [engine_process.title(pid) for pid in left]
-
-
 def answer_structured(gateway):
     """Ask for structured output, so that there is a grammar child."""
     body = streams.request("structured", 1, 20)
@@ -94,26 +77,15 @@ def test_a_signal_to_the_group_drains(gateway):
         hear_through(gateway, bodies, lambda: send(signal.SIGINT, [gateway.process.pid, *helpers]))
     )
     assert_whole(heard)
-    assert gateway.process.wait(SOON_S) == 0
-    wait_until_gone(helpers)
+    assert gateway.process.wait(engine_process.GONE_S) == 0
+    engine_process.wait_until_gone(helpers)
 
 
 def kill_and_wait(gateway, helpers):
     """Nothing outlives a gateway that was killed."""
     gateway.process.kill()
     gateway.process.wait()
-    wait_until_gone(helpers)
-
-
-def test_workers_of_tensor_parallelism_leave_signals_to_the_gateway(tmp_path):
-    with serving(tmp_path / "serve.log", TWO_CORES, forks=False) as gateway:
-        answer_structured(gateway)
-        helpers = list_helpers(gateway)
-        bodies = [streams.request("chat", at, 60) for at in range(2)]
-        heard = asyncio.run(hear_through(gateway, bodies, lambda: send(signal.SIGTERM, helpers)))
-        assert [one.finish for one in heard] == ["length"] * 2
-        assert [pid for pid in helpers if not is_running(pid)] == []
-        kill_and_wait(gateway, helpers)
+    engine_process.wait_until_gone(helpers)
 
 
 FORKING = """

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from eaglegate.engine.stop_signals import STOP
 from eaglegate.engine.vllm_backend.engine import VllmEngine
-from tests.engine.drive import fix_depth, make_greedy, run_all, speculation
+from tests.engine.drive import fix_depth, make_greedy, run, run_all, speculation
 from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL, TOKENS, run_engine
 from tests.engine.vllm_backend.test_draft_swap import check_swaps
+from tests.faults.engine_process import (
+    descendants,
+    find_parent,
+    is_running,
+    title,
+    wait_until_gone,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
@@ -65,3 +76,21 @@ async def test_two_workers_exchange_their_shards(
     two: VllmEngine, prompts: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
     await check_swaps(two, prompts, tmp_path)
+
+
+async def test_workers_leave_signals_to_the_gateway_and_end_with_their_engine(
+    two: VllmEngine, prompts: list[tuple[int, ...]]
+) -> None:
+    workers = [pid for pid in descendants(os.getpid()) if "Worker_TP" in title(pid)]
+    assert len(workers) == 2
+    (parent,) = {find_parent(pid) for pid in workers}
+    for number in STOP:
+        request = make_greedy(f"signal-{number}", prompts[0], TOKENS, ignore_eos=True)
+        running = asyncio.create_task(run(two, request))
+        await asyncio.sleep(0.1)
+        for pid in (parent, *workers):
+            os.kill(pid, number)
+        assert len((await running).token_ids) == TOKENS
+    assert all(map(is_running, workers))
+    os.kill(parent, signal.SIGKILL)
+    await asyncio.to_thread(wait_until_gone, workers)
