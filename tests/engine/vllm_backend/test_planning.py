@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,8 @@ def test_a_slice_is_named_by_workload_phase_context_temperature_and_holes() -> N
 
 def test_step_costs_go_to_another_engine_and_acceptance_does_not() -> None:
     first, second = Pretence(), Pretence()
+    ticks = count()
+    first.scheduler.planning.clock = lambda: 0.01 * next(ticks)  # time of each step, in seconds
     assert first.scheduler.planning.export_costs() == {}
     first.scheduler.set_planning("auto")
     assert first.scheduler.planning.export_costs() == {}
