@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
+from eaglegate.engine.advisories import Advisory
 from eaglegate.text.events import FinishReason
 from eaglegate.text.media.image import Image
 
@@ -355,6 +356,8 @@ class EngineInfo:
     default_sampling: Mapping[str, float] = field(default_factory=dict)
     """The model's own defaults by the names of ``Sampling``, from its generation config."""
     details: Mapping[str, str] = field(default_factory=dict)
+    advisories: tuple[Advisory, ...] = ()
+    """Known faults of its version with its settings."""
     start_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds that the engine's start took, by part."""
     plans_depth: bool = False

@@ -127,6 +127,11 @@ class Settings:
         "refuse to start with a speculation setting that may change the text, such as "
         "rejection_sample_method synthetic",
     )
+    strict_advisories: bool = setting(
+        False,
+        "refuse to start, or refuse a worker, with a version and settings of vLLM that are known "
+        "to damage text or to lose a draft",
+    )
     draft_store: str | None = setting(
         None,
         "folder for copies of drafts that are loaded while serving, which keeps a promoted draft "

@@ -5,9 +5,12 @@ It reads only files and the facts of this machine. Nothing is loaded or download
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from eaglegate.engine.advisories import Advisory, describe, list_advisories
 from eaglegate.engine.machine import Machine, check_hub
 from eaglegate.engine.preflight.context import (
     EnginePlan,
@@ -32,6 +35,7 @@ from eaglegate.engine.speculation.drafts.inspection.checkpoint import (
 from eaglegate.engine.speculation.drafts.inspection.recurrent import RECURRENT_ON_CPU, is_recurrent
 from eaglegate.engine.speculation.drafts.inspection.weights import InvalidCheckpoint
 from eaglegate.engine.speculation.drafts.naming import explain_missing_target
+from eaglegate.engine.vllm_contract import find_vllm
 from eaglegate.engine.vllm_parts import examine_installed
 
 __all__ = ["EnginePlan", "PreflightReport", "make_plan", "preflight"]
@@ -207,6 +211,25 @@ class PreflightReport:
     draft: SpeculationReport | None
     obstacles: tuple[str, ...]
     remarks: tuple[str, ...] = ()
+    advisories: tuple[Advisory, ...] = ()
+    """Known faults, as far as the arguments decide them."""
+
+
+def find_advisories(scene: PreflightContext) -> tuple[Advisory, ...]:
+    package, target = find_vllm(), scene.files.target
+    is_cpu = scene.machine.platform == "cpu"
+    settings: dict[str, Any] = dict(vars(scene.plan.arguments)) if scene.plan.arguments else {}
+    settings["speculative_config"] = scene.plan.speculative_config
+    if is_cpu:
+        settings["enforce_eager"] = True  # vLLM has no graphs there, and no second runner
+    runner = {"0": False, "1": True}.get(os.environ.get("VLLM_USE_V2_MODEL_RUNNER", ""))
+    deployment = describe(
+        settings,
+        package[1] if package else "",
+        recurrent=target is not None and is_recurrent(target.config),
+        second_runner=False if is_cpu else runner,
+    )
+    return list_advisories(deployment)
 
 
 def preflight(
@@ -218,4 +241,5 @@ def preflight(
         draft=scene.draft,
         obstacles=tuple(text for check in OBSTACLES for text in check(scene)),
         remarks=tuple(text for check in REMARKS for text in check(scene)),
+        advisories=find_advisories(scene),
     )

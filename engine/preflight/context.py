@@ -76,6 +76,8 @@ class EnginePlan:
     """Where vLLM reads the sampling defaults: ``auto`` for the model's folder, ``vllm`` for
     none."""
     seed: int | None = None
+    arguments: Any = None
+    """The arguments that the plan was made of."""
 
     @property
     def workers(self) -> int:
@@ -134,6 +136,7 @@ def make_plan(arguments: Any, adapters: Mapping[str, str] | None = None) -> Engi
         prefix_caching=getattr(arguments, "enable_prefix_caching", None) is not False,
         generation_config=getattr(arguments, "generation_config", None) or "auto",
         seed=getattr(arguments, "seed", None) or None,
+        arguments=arguments,
     )
 
 

@@ -69,7 +69,8 @@ FLOORS = {
         {"__main__"},
     ),
     "engine": (
-        {"bounded_yaml", "errors", "flag_numbers", "gpus", "logs", "orphan", "stop_signals"},
+        {"bounded_yaml", "errors", "flag_numbers", "gpus", "logs", "orphan", "stop_signals"}
+        | {"advisories"},
         {"totals", "types", "vllm_contract"},
         {"base", "events", "machine", "steps", "vllm_fields", "vllm_parts"},
         {"speculation", "wrapper"},

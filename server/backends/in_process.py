@@ -8,6 +8,7 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from eaglegate.engine.advisories import Advisory, describe, list_advisories, refuse_advisories
 from eaglegate.engine.errors import EngineStartError
 from eaglegate.engine.logs import LineFormat, adopt_vllm, pass_line, wrap_line
 from eaglegate.engine.machine import inspect_machine
@@ -24,7 +25,7 @@ from eaglegate.engine.vllm_backend.grammar_probe import GrammarProbe
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.engine.vllm_backend.start_failure import summarize_error
 from eaglegate.engine.vllm_backend.warm_up import StepCosts
-from eaglegate.engine.vllm_contract import read_draft_depth
+from eaglegate.engine.vllm_contract import find_vllm, read_draft_depth
 from eaglegate.engine.vllm_parts import Promise, find_broken_promises
 from eaglegate.server.backends.adapters import read_adapters
 from eaglegate.server.backends.line import Arguments, CommandLine, read_engine_arguments
@@ -61,6 +62,7 @@ class InProcessBackend:
         progress("making vLLM's configuration of the model")
         try:
             config = make_engine_config(arguments)
+            self._advisories = _find_advisories(config, settings, progress)
             configuration_end = time.monotonic()
             progress("reading the tokenizer and the chat template")
             self.renderer = VllmRenderer(
@@ -119,7 +121,8 @@ class InProcessBackend:
         )
 
     def describe(self, info: EngineInfo) -> EngineInfo:
-        """Add the method and summary found by the draft inspection."""
+        """Add the advisories, and the method and summary found by the draft inspection."""
+        info = replace(info, advisories=self._advisories)
         if self._draft is None:
             return info
         longest = info.speculation.lookup
@@ -130,6 +133,20 @@ class InProcessBackend:
 
     async def aclose(self) -> None:
         await self.probe.aclose()
+
+
+def _find_advisories(
+    config: object, settings: Settings, progress: Callable[[str], None]
+) -> tuple[Advisory, ...]:
+    """Report the advisories for vLLM's configuration. Raises EngineStartError if they prevent the
+    start."""
+    package = find_vllm()
+    advisories = list_advisories(describe(config, package[1] if package else ""))
+    if advisories and settings.strict_advisories:
+        raise EngineStartError(refuse_advisories(advisories))
+    for advisory in advisories:
+        progress(f"WARNING: {advisory}")
+    return advisories
 
 
 def _choose_echo(settings: Settings) -> LineFormat | None:

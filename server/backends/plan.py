@@ -23,6 +23,7 @@ class GatewayPlan:
     settings: Mapping[str, str] = field(default_factory=dict)
     """Changed settings as flag -> value."""
     require_lossless: bool = False
+    strict_advisories: bool = False
     depth: int | None = None
     """The number of ``--depth``."""
     reuse_port: bool = False
@@ -53,6 +54,7 @@ def plan_gateway(settings: Settings, source: Any) -> GatewayPlan:
         unknown,
         describe_changes(settings),
         settings.require_lossless,
+        settings.strict_advisories,
         settings.fixed_depth,
         settings.reuse_port,
     )

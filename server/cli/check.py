@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from eaglegate.engine.advisories import refuse_advisories
 from eaglegate.engine.errors import EngineStartError
 from eaglegate.engine.fleet.types import describe_versions
 from eaglegate.engine.fleet.worker import WorkerReport
@@ -32,6 +33,9 @@ def check(
     inspection = preflight(plan, machine or inspect_machine())
     lossy = find_lossy(plan.speculative_config)
     refusals = [refuse_lossy(lossy)] if lossy and gateway_plan.require_lossless else []
+    remarks = [*inspection.remarks, *map(str, inspection.advisories)]
+    if inspection.advisories and gateway_plan.strict_advisories:
+        refusals.append(refuse_advisories(inspection.advisories))
     excess = find_excess_depth(gateway_plan.depth, plan.speculative_config)
     stops = [
         *inspection.obstacles,
@@ -43,7 +47,7 @@ def check(
     lines = ["engine", *align(inspection.facts)]
     lines += ["", "speculation", *format_speculation(inspection.draft)]
     lines += ["", "parsers", *align(gateway_plan.parsers), *format_settings(gateway_plan)]
-    lines += ["", *conclude(stops, inspection.remarks)]
+    lines += ["", *conclude(stops, remarks)]
     return CheckReport("\n".join(lines), 1 if stops else 0)
 
 

@@ -142,6 +142,7 @@ def format_banner(
         "input": info.input_summary,
         "speculation": info.speculation.summary or "off",
         **details,
+        **({"advisories": ", ".join(a.name for a in info.advisories)} if info.advisories else {}),
         "tools": parsers.tool_parser or "no parser",
         "reasoning": parsers.reasoning_parser or "no parser",
         "metrics": f"{operator}/metrics",

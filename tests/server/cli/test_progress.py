@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from eaglegate.engine.advisories import ADVISORIES
 from eaglegate.engine.errors import EngineStartError
 from eaglegate.engine.types import EngineInfo, SpeculationInfo
 from eaglegate.engine.vllm_backend.child_log import ChildLog
@@ -74,13 +75,15 @@ def test_an_engine_that_did_not_start_leaves_its_log_in_a_file(
 
 def test_the_banner_says_what_is_served_and_how_to_try_it(lab):
     info = EngineInfo("demo", 4096, 2048, SpeculationInfo("eagle3.1", 3, summary="EAGLE 3.1: why"))
-    info = replace(info, details={"depth": "auto, chosen at every step"})
+    details = {"depth": "auto, chosen at every step"}
+    info = replace(info, details=details, advisories=ADVISORIES[:2])
     text = format_banner(
         "http://127.0.0.1:8000", "http://127.0.0.1:9000", "demo", info, lab.path().parsers, 12.3,
         describe_clients(KeyRing()),
     )  # fmt: skip
     assert "EAGLE 3.1: why" in text
     assert "depth        auto, chosen at every step" in text
+    assert "advisories   pipeline-order, recurrent-counts" in text
     assert "curl http://127.0.0.1:8000/v1/chat/completions" in text
     assert "http://127.0.0.1:9000/metrics" in text
     assert "12.3 s" in text
