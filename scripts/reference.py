@@ -1,7 +1,8 @@
 """Generator of the documentation's reference pages from the code.
 
 ``python -m scripts.reference`` rewrites docs/reference: the settings, from their dataclasses; the
-commands, from their own ``--help``; the endpoints, from the API's OpenAPI document. A test compares
+commands, from their own ``--help``; the endpoints, from the API's OpenAPI document; the advisories,
+from their table. A test compares
 the pages with the code.
 """
 
@@ -16,6 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from eaglegate.engine.advisories import ADVISORIES
 from eaglegate.lab.prove.settings import ProveSettings
 from eaglegate.server.__main__ import main as run_command
 from eaglegate.server.backends.line import ModelArguments
@@ -61,6 +63,21 @@ These are all paths, as `GET /openapi.json` describes them. Error bodies have th
 the API that they belong to.
 """
 
+ADVISORIES_INTRO = """\
+Look up a name in brackets here, such as `[pipeline-order]`, if the gateway warned of it.
+
+Each row is a combination of a version of vLLM with settings that is known to damage text in
+silence, or to lose a draft. It was confirmed by reading the sources of the versions that it names.
+Older ones were not read, and builds without a release number match no row. A row without an end is
+in vLLM 0.33, the newest version that was read.
+
+`eaglegate check` shows the rows that match a command line; `serve` shows those of its engine, as
+warnings and in the banner. [Workers](../workers.md) are judged by their version and by what they
+tell: all of their configuration in vLLM's development mode (`VLLM_SERVER_DEV_MODE=1`), else their
+prefix cache. The rest is taken to be vLLM's default. With `--strict-advisories` such an engine is
+not started, and such a worker gets no requests.
+"""
+
 
 def render_pages(openapi: Mapping[str, Any]) -> dict[str, str]:
     """Return the pages by file name."""
@@ -68,6 +85,7 @@ def render_pages(openapi: Mapping[str, Any]) -> dict[str, str]:
         "settings.md": ("Settings", SETTINGS_INTRO, render_settings()),
         "commands.md": ("Commands", COMMANDS_INTRO, render_commands()),
         "endpoints.md": ("Endpoints", ENDPOINTS_INTRO, render_endpoints(openapi)),
+        "advisories.md": ("Advisories", ADVISORIES_INTRO, render_advisories()),
     }
     return {
         name: "\n".join([f"# {title}", "", f"{MADE}", intro, *lines]).rstrip() + "\n"
@@ -157,6 +175,21 @@ def _render_operation(
         yield "| field | type |\n|---|---|"
         yield from (f"| `{field}` | {_name_type(schema)} |" for field, schema in fields.items())
         yield ""
+
+
+def render_advisories() -> Iterator[str]:
+    """Yield a table with a row for each advisory."""
+    yield "| name | vLLM | condition | consequence | what to do | threads |"
+    yield "|---|---|---|---|---|---|"
+    for row in ADVISORIES:
+        since, until = (".".join(map(str, end or ())) for end in (row.since, row.until))
+        versions = f"{since} to before {until}" if until else f"since {since}"
+        threads = ", ".join(
+            f"[{number}](https://github.com/vllm-project/vllm/issues/{number})"
+            for number in row.threads
+        )
+        cells = (f"`{row.name}`", versions, row.condition, row.consequence, row.remedy, threads)
+        yield f"| {' | '.join(cells)} |"
 
 
 def _list_bodies(operation: Mapping[str, Any]) -> list[str]:

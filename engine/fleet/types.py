@@ -106,6 +106,7 @@ class FindingKind(StrEnum):
     TOOLS = "tools"
     TEMPLATE = "template"
     ACCOUNT = "account"
+    ADVISORY = "advisory"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,22 @@ protocol needs a subclass of ``RemoteEngineBase`` (``driver.py``) and a row in `
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
 from msgspec.structs import replace
 
+from eaglegate.engine.advisories import refuse_advisories
 from eaglegate.engine.base import CountsImages, SupportsCounters, SupportsInspection
-from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed, RequestRejected
+from eaglegate.engine.errors import (
+    EngineDead,
+    EngineError,
+    EngineFailed,
+    EngineStartError,
+    RequestRejected,
+)
 from eaglegate.engine.remote import probe, wire
 from eaglegate.engine.remote.connection import WorkerConnection
 from eaglegate.engine.remote.driver import RemoteEngineBase
@@ -37,6 +45,7 @@ from eaglegate.engine.speculation.accounts.accounting import intern_step
 from eaglegate.engine.steps import push_steps, put
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import (
+    VERSION,
     DecodeStep,
     EngineInfo,
     EngineRequest,
@@ -66,6 +75,18 @@ class RemoteEngine(RemoteEngineBase, SupportsCounters, SupportsInspection, Count
     _name = ""
     _images: ImageCounts | None = None
     """None if the worker reads no images."""
+
+    async def start(self) -> EngineInfo:
+        info = await super().start()
+        if not self._speculation.active or VERSION not in info.details:
+            return info
+        advisories = await probe.find_advisories(
+            self._require_connection(), info.details[VERSION], self._model.recurrent
+        )
+        if advisories and self._access.strict_advisories:
+            await self.aclose()
+            raise EngineStartError(refuse_advisories(advisories))
+        return dataclasses.replace(info, advisories=advisories)
 
     async def _probe(
         self, connection: WorkerConnection, name: str, max_model_len: int

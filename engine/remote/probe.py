@@ -13,13 +13,15 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import lt
 from typing import Any
 
 import httpx
 
-from eaglegate.engine.errors import EngineError, EngineStartError
+from eaglegate.engine.advisories import Advisory, describe, list_advisories
+from eaglegate.engine.errors import EngineDead, EngineError, EngineStartError
 from eaglegate.engine.remote import wire
 from eaglegate.engine.remote.connection import WorkerConnection
 from eaglegate.engine.remote.driver import MOST_LENGTH
@@ -191,6 +193,10 @@ SAMPLE = re.compile(
 CACHE_HITS = re.compile(
     r"^vllm:prefix_cache_hits(?:_total)?(?:\{.{0,2000}\})? (\S{1,32})$", re.MULTILINE
 )
+PREFIX_CACHE_OFF = re.compile(
+    r'^vllm:cache_config_info\{.{0,4000}enable_prefix_caching="False"', re.MULTILINE
+)
+SERVER_INFO = "/server_info?config_format=json"
 MOST_PROBED = 1 << 14
 """Limit on the tokens in an answer of ``/tokenize`` to a text of the gateway."""
 POSITION = re.compile(r'position="(\d{1,4})"')
@@ -305,6 +311,30 @@ async def probe_speculation(connection: WorkerConnection, model: LocalModel) -> 
     return WorkerSpeculation(
         active=True, reported=True, depth=account.depth, per_request=honours_depth
     )
+
+
+async def find_advisories(
+    connection: WorkerConnection, version: str, recurrent: bool
+) -> tuple[Advisory, ...]:
+    """Find the advisories for a worker that speculates.
+
+    A worker in vLLM's development mode tells its whole configuration, another one that of its
+    cache. What it does not tell, or not in time, is assumed to be vLLM's default.
+    """
+    config: dict[str, Any] = {"speculative_config": {"method": "unknown"}}
+    with suppress(EngineDead, TypeError):
+        if (reply := await connection.ask(SERVER_INFO)).ok:
+            server = read_object(read_json(reply.body, SERVER_INFO), SERVER_INFO)
+            settings = read_object(server.get("vllm_config"), "vllm_config")
+            environment = read_optional_object(server.get("vllm_env"), "vllm_env")
+            runner = environment.get("VLLM_USE_V2_MODEL_RUNNER")
+            return list_advisories(
+                describe(settings, version, recurrent=recurrent, second_runner=runner)
+            )
+        metrics = await connection.ask("/metrics")
+        is_cached = PREFIX_CACHE_OFF.search(metrics.text) is None
+        config["cache_config"] = {"enable_prefix_caching": is_cached}
+    return list_advisories(describe(config, version, recurrent=recurrent))
 
 
 async def _generate(

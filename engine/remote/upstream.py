@@ -38,6 +38,8 @@ class ConnectionSettings:
     """Longest time that ``start`` waits for a worker that is loading."""
     connections: int = 1024
     """Most connections to one worker."""
+    strict_advisories: bool = False
+    """True refuses workers with advisories."""
 
 
 class Codec(Protocol):
@@ -66,3 +68,5 @@ class LocalModel:
     """The model's generation config, by the field names of ``eaglegate.engine.types.Sampling``."""
     placeholder: int | None = None
     """Id of the token that stands for an image in a prompt; None if the model reads text only."""
+    recurrent: bool = False
+    """True if some of its layers are recurrent."""

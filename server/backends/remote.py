@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +19,12 @@ from eaglegate.engine.fleet.discovery import (
     WorkerSource,
 )
 from eaglegate.engine.fleet.fleet import Fleet
-from eaglegate.engine.fleet.types import FleetSettings
+from eaglegate.engine.fleet.types import FindingKind, FleetSettings, WorkerFinding
 from eaglegate.engine.fleet.worker import WorkerReport
 from eaglegate.engine.remote.protocols import parse_upstream, remote_engine
 from eaglegate.engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
+from eaglegate.engine.speculation.drafts.inspection.configs import read_target
+from eaglegate.engine.speculation.drafts.inspection.recurrent import is_recurrent
 from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from eaglegate.engine.types import EngineInfo
 from eaglegate.server.backends.line import CommandLine, ModelArguments
@@ -80,6 +82,7 @@ class RenderingBackend:
             max_model_len=arguments.max_model_len or files.max_model_len,
             default_sampling=files.default_sampling,
             placeholder=find_placeholder(files.config),
+            recurrent=is_recurrent(read_target(files.config).config),
         )
 
     def describe(self, info: EngineInfo) -> EngineInfo:
@@ -102,11 +105,15 @@ class RemoteBackend(RenderingBackend):
         self._addresses = AddressBook()
         self._sources = build_sources(settings, self._addresses.register)
         self._access = make_part(
-            ConnectionSettings, settings, start_s=PROBE_S, connections=2 * settings.max_running
+            ConnectionSettings,
+            settings,
+            start_s=PROBE_S,
+            connections=2 * settings.max_running,
+            strict_advisories=settings.strict_advisories,
         )
         self._fleet_settings = make_part(FleetSettings, settings)
         super().__init__(line, progress)
-        self._inspect = self._make_probe(settings)
+        self._worker_probe = self._make_probe(settings)
 
     def _make_probe(self, settings: Settings) -> WorkerProbe | None:
         if not settings.upstream_probe_s:
@@ -114,6 +121,12 @@ class RemoteBackend(RenderingBackend):
         parsers = ParserFactory(self.vocabulary, settings.tool_call_parser, self.reasoning_parser)
         kwargs = settings.default_chat_template_kwargs
         return WorkerProbe(self.renderer, parsers, settings.upstream_probe_s, kwargs)
+
+    async def _inspect(self, engine: Engine, info: EngineInfo) -> Sequence[WorkerFinding]:
+        """See ``eaglegate.engine.fleet.worker.InspectWorker``."""
+        advice = [WorkerFinding(FindingKind.ADVISORY, str(row)) for row in info.advisories]
+        probe = self._worker_probe
+        return advice if probe is None else [*advice, *await probe(engine, info)]
 
     def create_engine(self, timeouts: SupervisionTimeouts, observer: RecoveryObserver) -> Fleet:
         self._progress("waiting for a serving worker")
@@ -151,7 +164,7 @@ class RemoteBackend(RenderingBackend):
         engine = self._create_engine(name)
         try:
             info = await engine.start()
-            findings = () if self._inspect is None else await self._inspect(engine, info)
+            findings = await self._inspect(engine, info)
             return WorkerReport(info, tuple(findings))
         except EngineStartError as error:
             return error

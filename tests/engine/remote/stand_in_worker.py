@@ -63,6 +63,10 @@ class StandIn:
     healthy: bool = True
     version: Any = None
     """What ``/version`` says of itself; None has no such path."""
+    server_info: Any = None
+    """What ``/server_info`` says, which vLLM has in development mode only."""
+    exposition: str = ""
+    """More lines of ``/metrics``."""
     models: dict[str, int | None] = field(default_factory=lambda: {"demo": 4096})
     tokens: list[int] = field(default_factory=list)
     """Token ids that its tokenizer returns for any text."""
@@ -131,6 +135,9 @@ class StandIn:
         status = 404 if self.version is None else 200
         return JSONResponse({"version": self.version}, status)
 
+    async def tell_all(self, _: Request) -> Response:
+        return JSONResponse(self.server_info, 404 if self.server_info is None else 200)
+
     async def list_models(self, _: Request) -> Response:
         data = [{"id": name, "max_model_len": most} for name, most in self.models.items()]
         return JSONResponse({"object": "list", "data": data})
@@ -140,7 +147,7 @@ class StandIn:
 
     async def metrics(self, _: Request) -> Response:
         line = "vllm:spec_decode_num_drafts_total 0.0\n" if self.speculates else ""
-        return PlainTextResponse("vllm:num_requests_running 0.0\n" + line)
+        return PlainTextResponse("vllm:num_requests_running 0.0\n" + line + self.exposition)
 
     def app(self) -> Starlette:
         return Starlette(
@@ -148,6 +155,7 @@ class StandIn:
                 Route("/inference/v1/generate", self.generate, methods=["POST"]),
                 Route("/health", self.health),
                 Route("/version", self.tell_version),
+                Route("/server_info", self.tell_all),
                 Route("/v1/models", self.list_models),
                 Route("/tokenize", self.tokenize, methods=["POST"]),
                 Route("/metrics", self.metrics),
