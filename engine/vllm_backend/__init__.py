@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 
+from eaglegate.engine.vllm_contract import POD_RECORD
+
 
 def prepare() -> None:
     """Set the variables that hold on every platform. The user's own settings, also of vLLM's log,
@@ -74,4 +76,5 @@ def _set_default(name: str, value: str) -> None:
     os.environ.setdefault(name, value)
 
 
-prepare()
+if POD_RECORD not in os.environ:  # the variables of a plain ``vllm serve`` are its operator's
+    prepare()

@@ -28,7 +28,7 @@ from eaglegate.engine.speculation.drafts.inspection.checkpoint import looks_like
 from eaglegate.engine.speculation.drafts.inspection.recurrent import RECURRENT_ON_CPU
 from eaglegate.engine.speculation.drafts.naming import name_speculation
 from eaglegate.engine.vllm_backend import prepare_cpu, prepare_offline
-from eaglegate.engine.vllm_backend.class_names import SCHEDULER, WORKER
+from eaglegate.engine.vllm_backend.class_names import OWN_SCHEDULERS, SCHEDULER, WORKER
 from eaglegate.engine.vllm_backend.engine_plugin import list_engine_plugins
 from eaglegate.engine.vllm_backend.graphs import choose_depths, choose_sizes, declare_depths
 from eaglegate.engine.vllm_contract import read_draft_depth
@@ -269,7 +269,7 @@ def declare_graphs(choices: dict[str, Any], depth: str | None) -> dict[str, Any]
     """
     speculation = choices.get("speculative_config") or {}
     max_depth = speculation.get("num_speculative_tokens")
-    if not max_depth or choices["scheduler_cls"] != SCHEDULER:
+    if not max_depth or choices["scheduler_cls"] not in OWN_SCHEDULERS:
         return choices
     draft_depth = read_draft_depth(choices.get("additional_config"), max_depth)
     fixed_depth = (

@@ -22,6 +22,7 @@ PLUGINS = (
     "eaglegate.features.fair_share.engine",
     "eaglegate.features.prefix_cache.engine",
     "eaglegate.features.audit.engine",
+    "eaglegate.features.pod.engine",
 )
 """Packages, in the order in which their hooks are called: what widens a step comes before what
 limits it."""

@@ -19,16 +19,21 @@ class AllowSteering:
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         self._app = app
-        validate = InputProcessor._validate_params
-
-        def validate_params(processor: InputProcessor, *args: Any, **kwargs: Any) -> Any:
-            allow_fields(processor)
-            return validate(processor, *args, **kwargs)
-
-        InputProcessor._validate_params = validate_params
+        allow_in_process()
 
     async def __call__(self, *asgi: Any) -> None:
         await self._app(*asgi)
+
+
+def allow_in_process() -> None:
+    """Make every input processor of this process accept the fields."""
+    validate = InputProcessor._validate_params
+
+    def validate_params(processor: InputProcessor, *args: Any, **kwargs: Any) -> Any:
+        allow_fields(processor)
+        return validate(processor, *args, **kwargs)
+
+    InputProcessor._validate_params = validate_params
 
 
 def allow_fields(processor: InputProcessor) -> None:

@@ -56,7 +56,7 @@ from eaglegate.engine.vllm_backend.flight_record import FlightRecorder
 from eaglegate.engine.vllm_backend.graphs import is_declaration
 from eaglegate.engine.vllm_backend.planning import StepPlanning
 from eaglegate.engine.vllm_backend.plugin_table import load_step_plugins
-from eaglegate.engine.vllm_backend.step_plugin import StepPlugins
+from eaglegate.engine.vllm_backend.step_plugin import StepAccount, StepPlugins
 from eaglegate.engine.vllm_backend.waiting import sort_waiting
 from eaglegate.engine.vllm_contract import SKIP, read_draft_depth
 from eaglegate.engine.vllm_fields import DEPTH, TRACED, mark_other_drafter, unpack_depth
@@ -245,7 +245,8 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
             seconds = self.planning.observe(
                 scheduler_output, self._verify_counts, other_names | wide_names
             )
-        self.plugins.call("observe", scheduler_output, self._verify_counts, seconds)
+        account = StepAccount(self._verify_counts, depths, seconds)
+        self.plugins.call("observe", scheduler_output, account)
         self._attach_accounts(outputs.values(), depths)
         if traces and self._answers is None:
             _attach_traces(outputs.values(), traces)

@@ -19,12 +19,23 @@ override is never called.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
+
+
+class StepAccount(NamedTuple):
+    """Account of a step."""
+
+    counts: Mapping[str, tuple[int, int]]
+    """Drafted and accepted tokens of the requests that verified."""
+    depths: Mapping[str, int]
+    """Depth in force of every request of the step, as in ``vllm_fields.pack_depth``."""
+    seconds: float | None
+    """Time of the step; None where it is uncertain, or nobody needs it."""
 
 
 class StepPlugin:
@@ -71,14 +82,8 @@ class StepPlugin:
         """Return the number of a request's verified tokens that somebody proposed."""
         return drafted
 
-    def observe(
-        self,
-        output: SchedulerOutput,
-        counts: Mapping[str, tuple[int, int]],
-        seconds: float | None,
-    ) -> None:
-        """vLLM has read the step's result. ``counts`` has drafted and accepted tokens by request,
-        ``seconds`` is the time of the step; None where it is uncertain or nobody needs it."""
+    def observe(self, output: SchedulerOutput, account: StepAccount) -> None:
+        """vLLM has read the step's result."""
 
     def begin_answer(self, output: EngineCoreOutput) -> None:
         """A request's first output, with its account, is ready."""

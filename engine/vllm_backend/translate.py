@@ -251,6 +251,14 @@ def read_plain_step(output: EngineCoreOutput, is_first: bool) -> DecodeStep | No
     return None if is_first or not tokens else intern_step(0, 0, tokens, 0, UndraftedReason.OFF)
 
 
+def find_undrafted_reason(packed_depth: int) -> UndraftedReason:
+    """Return the reason of a decode step without drafts by the depth that was in force."""
+    depth, plan_reason, _ = unpack_depth(packed_depth)
+    if depth:
+        return UndraftedReason.REFUSED
+    return UndraftedReason.OFF if plan_reason is None else UndraftedReason.PLANNED
+
+
 def read_decode_step(output: EngineCoreOutput, is_first: bool) -> DecodeStep | None:
     """Return the decode step of an output; None for the prefill token, and for an end without
     tokens."""
@@ -260,15 +268,11 @@ def read_decode_step(output: EngineCoreOutput, is_first: bool) -> DecodeStep | N
         return None
     num_drafted, (num_reached,) = account.num_draft_tokens, account.histogram
     packed_depth = account.num_spec_tokens
-    depth, plan_reason, drafter = (
-        unpack_depth(packed_depth)
-        if packed_depth >> DEPTH_BITS
-        else (packed_depth, None, Drafter.DRAFT)
+    plan_reason, drafter = (
+        unpack_depth(packed_depth)[1:] if packed_depth >> DEPTH_BITS else (None, Drafter.DRAFT)
     )
     if not num_drafted:
-        reason = UndraftedReason.REFUSED if depth else UndraftedReason.OFF
-        if plan_reason is not None and not depth:
-            reason = UndraftedReason.PLANNED
+        reason = find_undrafted_reason(packed_depth)
         return intern_step(0, 0, num_delivered, 0, reason, plan_reason)
     num_accepted = num_reached if num_reached < num_delivered else num_delivered
     num_cut = num_reached - num_accepted

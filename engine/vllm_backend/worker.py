@@ -27,6 +27,7 @@ Plug-ins add patches of their own (``plugin_table.py``).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
@@ -46,7 +47,7 @@ from eaglegate.engine.vllm_backend.child_process import exit_with_parent
 from eaglegate.engine.vllm_backend.draft_reload import DraftReloader
 from eaglegate.engine.vllm_backend.execution import STAGES, ExecutionReporter, time_stage
 from eaglegate.engine.vllm_backend.plugin_table import load_plugins
-from eaglegate.engine.vllm_contract import SKIP
+from eaglegate.engine.vllm_contract import LEFT_OUT, SKIP
 from eaglegate.engine.vllm_parts import Promise, find_broken_promises
 
 LORA_KERNELS = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")
@@ -235,11 +236,12 @@ PATCHES = {
 exit_with_parent()
 for method, stage in STAGES.items():
     _wrap(Worker, method, partial(time_stage, stage))
+left_out = {*find_broken_promises(), *os.environ.get(LEFT_OUT, "").split(",")}
 for promise, patch in PATCHES.items():
-    if promise not in find_broken_promises():
+    if promise not in left_out:
         patch()
 for plugin in load_plugins("worker_plugin"):
-    if plugin.PROMISE not in find_broken_promises():
+    if plugin.PROMISE not in left_out:
         plugin.patch(_wrap, DepthWorker)
 if current_platform.is_cpu():
     # vLLM's attention uses AMX without asking Linux for its registers, and SIGILL ends the engine

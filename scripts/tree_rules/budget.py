@@ -12,13 +12,13 @@ from .tree import ROOMS, Tree
 
 LINES = {
     "server": 21_720,
-    "engine": 23_690,
+    "engine": 23_730,
     "observability": 4_700,
-    "features": 11_000,
+    "features": 11_650,
     "text": 13_500,
     "lab": 16_400,
     "src": 100,
-    "tests": 75_480,
+    "tests": 75_640,
     "scripts": 2_300,
     "deploy": 1_100,
     "docs": 200,

@@ -31,7 +31,7 @@ ONLY_IN = {
     "lab": ("lab/",),
     "vllm": ("engine/vllm_backend/", *IN_ENGINE, "lab/training/", "lab/benchmarks/"),
     "httpx": ("engine/remote/", "engine/machine.py", "lab/"),
-    "prometheus_client": ("observability/", "lab/benchmarks/"),
+    "prometheus_client": ("observability/", "features/pod/engine/", "lab/benchmarks/"),
 }
 """Folders and packages, and the only places that may import them. Keep this short."""
 MAY = {

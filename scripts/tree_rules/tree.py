@@ -13,7 +13,7 @@ from typing import TypeVar
 ROOMS = ("server", "engine", "text", "observability", "features", "lab")
 """The top folders of the package. Every rule takes its folders from here."""
 IN_ENGINE = tuple(f"features/{name}/engine/" for name in (
-    "audit", "fair_share", "lookups", "prefix_cache",
+    "audit", "fair_share", "lookups", "pod", "prefix_cache",
 ))  # fmt: skip
 """The parts of features in the engine, which may import vLLM."""
 MODULE_NAME = re.compile(r"eaglegate(?:\.\w+)+(?:\.|\.\w+|:\w+)")

@@ -19,7 +19,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 from eaglegate.engine.vllm_backend.planning import get_draft_depth
-from eaglegate.engine.vllm_backend.step_plugin import StepPlugin
+from eaglegate.engine.vllm_backend.step_plugin import StepAccount, StepPlugin
 from eaglegate.engine.vllm_backend.waiting import sort_waiting
 from eaglegate.engine.vllm_fields import LATENCY, TENANT, WEIGHT
 from eaglegate.features.fair_share.fair_share import DecodingRow, FairShare, Ration, ShareMember
@@ -78,17 +78,12 @@ class StepSharing(StepPlugin):
         names = (request.request_id for request in requests)
         return [name for name in names if self.share.is_latency(name)]
 
-    def observe(
-        self,
-        output: SchedulerOutput,
-        counts: Mapping[str, tuple[int, int]],
-        seconds: float | None,
-    ) -> None:
+    def observe(self, output: SchedulerOutput, account: StepAccount) -> None:
         if self.share.is_needed:
-            self.share.observe(counts)
+            self.share.observe(account.counts)
         shared_step = getattr(output, SHARED, None)
-        if seconds is not None and shared_step is not None:
-            self.share.observe_step(shared_step, seconds)
+        if account.seconds is not None and shared_step is not None:
+            self.share.observe_step(shared_step, account.seconds)
 
     def describe(self) -> Mapping[str, object]:
         """Describe the sharing, after a latency class has run."""

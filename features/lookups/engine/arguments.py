@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from eaglegate.engine.vllm_backend.class_names import SCHEDULER
+from eaglegate.engine.vllm_backend.class_names import OWN_SCHEDULERS
 from eaglegate.engine.vllm_contract import DRAFT_K
 from eaglegate.features.lookups.engine.contract import LOOKUP
 
@@ -22,7 +22,7 @@ def add_lookups(choices: Mapping[str, Any], width: int) -> dict[str, Any]:
             "--lookup works beside a draft: give --speculative-config with num_speculative_tokens, "
             "or use method ngram for lookups alone"
         )
-    if (scheduler := choices.get("scheduler_cls")) != SCHEDULER:
+    if (scheduler := choices.get("scheduler_cls")) not in OWN_SCHEDULERS:
         raise ValueError(
             f"--lookup needs the gateway's own scheduler; leave out --scheduler-cls {scheduler}"
         )

@@ -22,6 +22,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 
+from eaglegate.engine.vllm_backend.step_plugin import StepAccount
 from eaglegate.engine.vllm_contract import DRAFT_DEPTH
 from eaglegate.features.lookups.acceptance import MIN_LENGTHS
 from eaglegate.features.lookups.engine.contract import MIN_MATCHES, PROPOSALS
@@ -74,12 +75,7 @@ class SecondLookups(Lookups):
     def count_drafted(self, name: str, drafted: int, accepted: int) -> int:
         return max(min(drafted, self._num_proposed.get(name, drafted)), accepted)
 
-    def observe(
-        self,
-        output: SchedulerOutput,
-        counts: Mapping[str, tuple[int, int]],  # noqa: ARG002
-        seconds: float | None,  # noqa: ARG002
-    ) -> None:
+    def observe(self, output: SchedulerOutput, account: StepAccount) -> None:  # noqa: ARG002
         """Choose what the requests of a step get next, now that its tokens are known."""
         names = output.num_scheduled_tokens
         self._begin_step(names)

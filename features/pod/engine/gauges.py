@@ -1,0 +1,95 @@
+"""Gauges and counters of a pod, on vLLM's own ``/metrics``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from eaglegate.features.pod.engine.record import PodRecord
+
+PREFIX = "eaglegate_pod_"
+REASONS = ("off", "planned", "undrafted")
+COUNTERS = {
+    "decode_steps": "Decode steps of requests",
+    "verify_steps": "Decode steps that verified draft tokens, as vllm:spec_decode_num_drafts",
+    "draft_tokens": "Draft tokens verified, as vllm:spec_decode_num_draft_tokens",
+    "accepted_tokens": "Draft tokens accepted, as vllm:spec_decode_num_accepted_tokens",
+}
+NUMBERS = {"draft_tokens": "drafted", "accepted_tokens": "accepted"}
+GAUGES = {
+    "acceptance_length": "Tokens of a verify step, last half minute",
+    "drafted_per_step": "Draft tokens of a verify step, last half minute",
+    "fallback_ratio": "Share of decode steps without draft tokens, last half minute",
+    "depth": "Draft tokens that a step makes for each request, last half minute",
+    "step_seconds": "Seconds of a decode step, last half minute",
+    "token_rate": "Tokens per second of a decoding request, last half minute",
+}
+INFO = "Settings of the pod; always 1"
+
+
+class PodCollector(Collector):
+    """Reads a pod's record at every scrape. Each series has the label ``engine``, the rank."""
+
+    def __init__(self, record: PodRecord, info: Mapping[str, str]) -> None:
+        self._record = record
+        self._info = dict(info)
+
+    def collect(self) -> Iterator[Metric]:
+        ranks = self._record.read()
+        info = GaugeMetricFamily(f"{PREFIX}info", INFO, labels=[*self._info])
+        info.add_metric([*self._info.values()], 1.0)
+        yield info
+        for name, text in COUNTERS.items():
+            counter = CounterMetricFamily(PREFIX + name, text, labels=["engine"])
+            for rank, numbers in ranks.items():
+                counter.add_metric([str(rank)], getattr(numbers, NUMBERS.get(name, name)))
+            yield counter
+        text = "Decode steps without draft tokens, by reason"
+        undrafted = CounterMetricFamily(
+            f"{PREFIX}undrafted_steps", text, labels=["engine", "reason"]
+        )
+        for rank, numbers in ranks.items():
+            for reason in REASONS:
+                undrafted.add_metric([str(rank), reason], getattr(numbers, reason))
+        yield undrafted
+        for name, text in GAUGES.items():
+            gauge = GaugeMetricFamily(PREFIX + name, text, labels=["engine"])
+            for rank, numbers in ranks.items():
+                gauge.add_metric([str(rank)], getattr(numbers, name))
+            yield gauge
+
+
+def publish(collector: PodCollector, modules: Mapping[str, Any]) -> None:
+    """Add the collector to the registry that vLLM's ``/metrics`` shows, once per process.
+
+    With several API servers each scrape gets a new registry, so the function that makes it is
+    wrapped in those of ``modules`` (``sys.modules``) that have it.
+    """
+    if published:
+        return
+    published.append(collector)
+    REGISTRY.register(collector)
+    for name in MAKERS:
+        if (module := modules.get(name)) is not None:
+            module.get_prometheus_registry = _add(module.get_prometheus_registry, collector)
+
+
+published: list[PodCollector] = []
+"""The collector of this process. vLLM may make its configuration more than once."""
+MAKERS = ("vllm.v1.metrics.prometheus", "vllm.entrypoints.serve.instrumentator.metrics")
+
+
+def _add(
+    original: Callable[[], CollectorRegistry], collector: PodCollector
+) -> Callable[[], CollectorRegistry]:
+    def get_prometheus_registry() -> CollectorRegistry:
+        registry = original()
+        if registry is not REGISTRY:
+            registry.register(collector)
+        return registry
+
+    return get_prometheus_registry
