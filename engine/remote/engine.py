@@ -80,6 +80,8 @@ class RemoteEngine(RemoteEngineBase, SupportsCounters, SupportsInspection, Count
         info = await super().start()
         if not self._speculation.active or VERSION not in info.details:
             return info
+        if (pod := await probe.describe_pod(self._require_connection())) is not None:
+            info = dataclasses.replace(info, details={**info.details, "plug-in": pod})
         advisories = await probe.find_advisories(
             self._require_connection(), info.details[VERSION], self._model.recurrent
         )

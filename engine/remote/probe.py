@@ -50,6 +50,11 @@ from eaglegate.engine.types import (
 PROBE = "Was it 7 cafés, <b>naïve</b>?\n\n\tdef f(x): return {'π': [1, 2.5]}"
 """Text that distinguishes tokenizers: digits, accents, markup, white space, brackets."""
 SPECULATES = re.compile(r"^vllm:spec_decode_num_drafts", re.MULTILINE)
+POD = re.compile(
+    r'^eaglegate_pod_info\{depth="(\w{1,8})",lookup="(\d{1,3})",version="([\w.+]{1,32})"',
+    re.MULTILINE,
+)
+"""The series by which a worker tells that eaglegate runs inside it (docs/pod.md)."""
 
 
 MOST_DEPTH = 256
@@ -311,6 +316,18 @@ async def probe_speculation(connection: WorkerConnection, model: LocalModel) -> 
     return WorkerSpeculation(
         active=True, reported=True, depth=account.depth, per_request=honours_depth
     )
+
+
+async def describe_pod(connection: WorkerConnection) -> str | None:
+    """Describe eaglegate inside a worker; None without it."""
+    try:
+        metrics = await connection.ask("/metrics")
+    except EngineError:
+        return None
+    if (match := POD.search(metrics.text)) is None:
+        return None
+    lookups = f", lookups of up to {match[2]} tokens" if match[2] != "0" else ""
+    return f"eaglegate {match[3]}, depth {match[1]}{lookups}"
 
 
 async def find_advisories(

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from .tree import ROOMS, Tree
 
 LINES = {
-    "server": 21_720,
-    "engine": 23_730,
+    "server": 21_750,
+    "engine": 23_760,
     "observability": 4_700,
-    "features": 11_650,
+    "features": 11_660,
     "text": 13_500,
     "lab": 16_400,
     "src": 100,

@@ -4,6 +4,8 @@ starting.
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +18,7 @@ from eaglegate.engine.preflight import EnginePlan, preflight
 from eaglegate.engine.speculation.drafts.inspection import Severity, SpeculationReport
 from eaglegate.engine.speculation.drafts.lossy import find_lossy, refuse_lossy
 from eaglegate.engine.types import VERSION
+from eaglegate.engine.vllm_contract import POD_SCHEDULER
 from eaglegate.server.backends.plan import GatewayPlan, find_excess_depth
 
 
@@ -46,9 +49,23 @@ def check(
     ]
     lines = ["engine", *align(inspection.facts)]
     lines += ["", "speculation", *format_speculation(inspection.draft)]
+    if plan.speculative_config:
+        lines += ["", "inside vllm serve, without a gateway", *align(format_pod(plan))]
     lines += ["", "parsers", *align(gateway_plan.parsers), *format_settings(gateway_plan)]
     lines += ["", *conclude(stops, remarks)]
     return CheckReport("\n".join(lines), 1 if stops else 0)
+
+
+def format_pod(plan: EnginePlan) -> dict[str, str]:
+    """Describe the same engine as a pod (docs/pod.md)."""
+    speculation = json.dumps(plan.speculative_config)
+    words = ["vllm", "serve", plan.model, "--speculative-config", speculation]
+    words += ["--scheduler-cls", POD_SCHEDULER]
+    return {
+        "command": f"{shlex.join(words)}, and your other flags",
+        "it gets": "an inspected draft, a depth by cost at every step, gauges eaglegate_pod_*",
+        "it lacks": "workloads, keys, audits, canaries, a depth by header: they need a gateway",
+    }
 
 
 def check_workers(

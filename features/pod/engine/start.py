@@ -12,6 +12,7 @@ from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
 import eaglegate
+from eaglegate.engine.advisories import describe, list_advisories, refuse_advisories
 from eaglegate.engine.machine import inspect_machine
 from eaglegate.engine.preflight import make_plan, preflight
 from eaglegate.engine.speculation.drafts.inspection.recurrent import RECURRENT_ON_CPU
@@ -72,14 +73,20 @@ def prepare(arguments: Any, settings: PodSettings) -> None:
         )
 
 
-def refuse(config: VllmConfig, settings: PodSettings) -> None:  # noqa: ARG001
-    """Raise ValueError if this configuration would be wrong."""
+def refuse(config: VllmConfig, settings: PodSettings) -> None:
+    """Raise ValueError if this configuration would be wrong, and log advisories."""
     model = config.model_config
     is_recurrent = model.is_hybrid or model.is_attention_free
     if is_recurrent and config.speculative_config is not None and current_platform.is_cpu():
         raise ValueError(RECURRENT_ON_CPU)
     for plugin in list_engine_plugins():
         plugin.refuse(config)
+    package = find_vllm()
+    advisories = list_advisories(describe(config, package[1] if package else ""))
+    if advisories and settings.strict_advisories:
+        raise ValueError(refuse_advisories(advisories))
+    for advisory in advisories:
+        log.warning("eaglegate: %s", advisory)
 
 
 def publish_gauges(record: PodRecord, settings: PodSettings) -> None:

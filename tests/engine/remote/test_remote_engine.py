@@ -251,6 +251,21 @@ async def test_a_worker_is_described_after_the_start():
     assert "unknown" in info.speculation.summary
 
 
+@pytest.mark.parametrize(
+    ("lookup", "version", "description"),
+    [
+        ("0", "0.1.0", "eaglegate 0.1.0, depth auto"),
+        ("7", "0.1.0", "eaglegate 0.1.0, depth auto, lookups of up to 7 tokens"),
+        ("0", "<b>", None),
+    ],
+)
+async def test_a_pod_is_named(lookup: str, version: str, description: str | None) -> None:
+    labels = f'depth="auto",lookup="{lookup}",version="{version}",vllm="0.32.0"'
+    worker = StandIn(version="0.32.0", exposition=f"eaglegate_pod_info{{{labels}}} 1.0\n")
+    async with running(worker) as engine:
+        assert engine.info.details.get("plug-in") == description
+
+
 async def test_a_depth_that_is_not_honoured_is_not_sent():
     worker = StandIn(lambda _: [chunk(1, finish="length"), end()], honours=False)
     async with running(worker) as engine:
