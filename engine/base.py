@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from eaglegate.engine.totals import Totals
-from eaglegate.engine.types import EngineInfo, EngineRequest, Health, PostMortem, StepSink
+from eaglegate.engine.types import EngineInfo, EngineRequest, Health, PostMortem, Step, StepSink
 from eaglegate.text.media.image import Image
 
 T = TypeVar("T")
@@ -143,6 +143,18 @@ class SupportsInspection(Protocol):
     async def has_cache_hits(self) -> bool:
         """Return True if a prompt was ever found in the worker's prefix cache. Raises
         EngineError."""
+        ...
+
+
+class ReadsPrompts(Protocol):
+    """An engine that tells the target's log probabilities of a prompt's tokens."""
+
+    async def read_prompt(self, request: EngineRequest, first: int = 0) -> Step:
+        """Return the answer to a request with ``prompt_logprobs`` as one step, with those of the
+        prompt's tokens from the place ``first`` on.
+
+        Raises EngineError.
+        """
         ...
 
 

@@ -18,7 +18,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from eaglegate.engine.advisories import refuse_advisories
-from eaglegate.engine.base import CountsImages, SupportsCounters, SupportsInspection
+from eaglegate.engine.base import (
+    CountsImages,
+    ReadsPrompts,
+    SupportsCounters,
+    SupportsInspection,
+)
 from eaglegate.engine.errors import (
     EngineDead,
     EngineError,
@@ -64,7 +69,9 @@ ACCOUNT_EVENTS = 16
 NO_IMAGES = "The worker behind this gateway reads text only, or was started without images."
 
 
-class RemoteEngine(RemoteEngineBase, SupportsCounters, SupportsInspection, CountsImages):
+class RemoteEngine(
+    RemoteEngineBase, SupportsCounters, SupportsInspection, CountsImages, ReadsPrompts
+):
     """Engine that exchanges token ids with one vLLM server over HTTP.
 
     The last step brings the account of all decode steps, because the worker reports it then. An
@@ -112,17 +119,25 @@ class RemoteEngine(RemoteEngineBase, SupportsCounters, SupportsInspection, Count
     async def generate(self, request: EngineRequest, sink: StepSink) -> None:
         connection = self._require_connection()
         self._check_images(request)
-        stream = request.sampling.prompt_logprobs is None
-        body = wire.build_body(request, stream=stream, depth=self._speculation.per_request)
+        if request.sampling.prompt_logprobs is not None:
+            await put(await self.read_prompt(request), sink)
+            return
+        body = wire.build_body(request, stream=True, depth=self._speculation.per_request)
         limits, headers = compute_limits(request), request.trace_headers
         answer = AnswerAssembler(request, self._speculation, limits.tokens, self._model.vocab_size)
-        if stream:
-            payloads = connection.stream(wire.GENERATE, body, headers, limits)
-            del body
-            await push_steps(_read_steps(payloads, answer), sink)
-        else:
-            answer.read_whole(await connection.fetch(wire.GENERATE, body, headers, limits))
+        payloads = connection.stream(wire.GENERATE, body, headers, limits)
+        del body
+        await push_steps(_read_steps(payloads, answer), sink)
         await put(answer.finish(), sink)
+
+    async def read_prompt(self, request: EngineRequest, first: int = 0) -> Step:
+        """See ``eaglegate.engine.base.ReadsPrompts``."""
+        connection, limits = self._require_connection(), compute_limits(request)
+        body = wire.build_body(request, stream=False, depth=self._speculation.per_request)
+        answer = AnswerAssembler(request, self._speculation, limits.tokens, self._model.vocab_size)
+        reply = await connection.fetch(wire.GENERATE, body, request.trace_headers, limits)
+        answer.read_whole(reply, first)
+        return answer.finish()
 
     def _check_images(self, request: EngineRequest) -> None:
         """Refuse images that the worker does not read, and words that stand for none."""
@@ -220,14 +235,15 @@ class AnswerAssembler:
                 result.append(step)
         return result
 
-    def read_whole(self, answer: Any) -> None:
-        """Read an answer that is not streamed. Only such an answer has the prompt's log
-        probabilities."""
+    def read_whole(self, answer: Any, first: int = 0) -> None:
+        """Read an answer that is not streamed. Only such an answer has the log probabilities of the
+        prompt's tokens, which are read from the place ``first`` on."""
         self.read(answer)
         self._prompt = wire.read_prompt_logprobs(
             self._request.prompt,
             answer.get("prompt_logprobs"),
             self._request.sampling.prompt_logprobs,
+            first,
         )
 
     def finish(self) -> Step:

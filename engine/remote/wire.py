@@ -96,9 +96,12 @@ def _read_output_position(body: Mapping[str, Any], top: int) -> PositionLogprobs
 
 
 def read_prompt_logprobs(
-    token_ids: Sequence[int], body: Any, top: int | None
+    token_ids: Sequence[int], body: Any, top: int | None, first: int = 0
 ) -> tuple[PositionLogprobs | None, ...] | None:
-    """Return the log probabilities of the prompt's tokens. Raises WorkerProtocolError."""
+    """Return the log probabilities of the prompt's tokens from the place ``first`` on.
+
+    Raises WorkerProtocolError.
+    """
     if not body or top is None:
         return None
     entries = read_list(body, "prompt_logprobs", len(token_ids))
@@ -108,7 +111,7 @@ def read_prompt_logprobs(
         None
         if entry is None
         else _read_prompt_position(token, read_object(entry, "a prompt logprob"), top)
-        for token, entry in zip(token_ids, entries, strict=True)
+        for token, entry in zip(token_ids[first:], entries[first:], strict=True)
     )
 
 
