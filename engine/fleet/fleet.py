@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -54,6 +55,8 @@ from eaglegate.text.media.image import Image
 
 log = logging.getLogger(__name__)
 
+MOST_MAKERS = 4096
+"""Most requests whose workers are remembered."""
 MOST_REASONS = 3
 """Number of workers whose reasons are listed when no worker serves."""
 
@@ -70,6 +73,10 @@ class WorkerSlot(SessionSubmission):
         self.worker.breaker.record_success()
         self.inflight.disprove_refusals()
         super().record_start()
+
+    def record_delivery(self) -> None:
+        super().record_delivery()
+        self.fleet.record_maker(self.inflight.request.id, self.worker.name)
 
     def record_step(self, step: Step) -> None:
         super().record_step(step)
@@ -151,6 +158,8 @@ class Fleet(EnginePool, CountsImages):
         self.workers: dict[str, Worker] = {}
         self.reservations = WorkerReservations()
         self._balancer = LoadBalancer(self.settings.balance)
+        self._makers: OrderedDict[str, tuple[str, ...]] = OrderedDict()
+        """Workers that delivered tokens, by the ids of the newest requests."""
         self._discovered: dict[int, frozenset[str]] = {}
         """Addresses that each source returned last."""
         self._background: set[asyncio.Task[None]] = set()
@@ -213,6 +222,25 @@ class Fleet(EnginePool, CountsImages):
     def list_status(self) -> list[WorkerStatus]:
         """Return the current status of every worker, sorted by name."""
         return [self._describe(worker) for _, worker in sorted(self.workers.items())]
+
+    def record_maker(self, request: str, worker: str) -> None:
+        """Record that a worker delivers tokens of a request."""
+        self._makers[request] = (*self._makers.pop(request, ()), worker)
+        while len(self._makers) > MOST_MAKERS:
+            self._makers.popitem(last=False)
+
+    def find_makers(self, request: str) -> tuple[str, ...]:
+        """Return the workers that delivered tokens of a recent request, in order."""
+        return self._makers.get(request, ())
+
+    def hold(self, name: str) -> bool:
+        """Send new requests to the other workers. Return False if no other one would be left."""
+        held_names = self.reservations.held_names
+        serving_names = {worker.name for worker in self.workers.values() if worker.is_serving}
+        if not serving_names - held_names - {name}:
+            return False
+        held_names.add(name)
+        return True
 
     @property
     def is_closed(self) -> bool:
@@ -383,7 +411,7 @@ class Fleet(EnginePool, CountsImages):
             continued=counts.continued,
             openings=worker.breaker.num_opened,
             counted=worker.counted,
-            findings=worker.findings,
+            findings=(*worker.findings, *worker.alarms.values()),
             version=worker.version,
         )
 

@@ -91,7 +91,8 @@ class WorkerState(StrEnum):
     OPEN = "open"
     """The worker's circuit is open: it gets no requests for a while."""
     HELD = "held"
-    """A canary rolled the worker back: it gets no requests until it is released."""
+    """A canary rolled the worker back, or an audit found violations in its answers: it gets no
+    requests until it is released."""
     DRAINING = "draining"
     """The worker was removed from the sources, and finishes its in-flight requests."""
 
@@ -107,6 +108,10 @@ class FindingKind(StrEnum):
     TEMPLATE = "template"
     ACCOUNT = "account"
     ADVISORY = "advisory"
+    SCORES = "scores"
+    """The worker's scores of answers, without which it is not audited."""
+    AUDIT = "audit"
+    """A violation in the worker's answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +157,7 @@ class WorkerStatus:
     counted: Totals | None
     """The worker's own speculation counters; None if it reports none."""
     findings: tuple[WorkerFinding, ...] = ()
-    """Faults that the start-up probe found in the worker."""
+    """Faults that the start-up probe and audits found in the worker."""
     version: str | None = None
     """Version of the worker's server; None if it names none or was not asked yet."""
 

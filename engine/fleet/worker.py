@@ -14,6 +14,7 @@ from eaglegate.engine.base import Engine, SupportsCounters
 from eaglegate.engine.errors import EngineError
 from eaglegate.engine.fleet.types import (
     BreakerSettings,
+    FindingKind,
     FleetSettings,
     WorkerCounters,
     WorkerFinding,
@@ -139,6 +140,8 @@ class Worker:
     """The worker's own speculation counters."""
     findings: tuple[WorkerFinding, ...] = ()
     """Faults that the last inspection found."""
+    alarms: dict[FindingKind, WorkerFinding] = field(default_factory=dict)
+    """Faults that were found while it served."""
     counts: WorkerCounters = field(default_factory=WorkerCounters)
 
     def __post_init__(self) -> None:
