@@ -1,8 +1,9 @@
 """Audits of a share of the finished answers, scored again without the draft.
 
-``AuditedEngine`` keeps the tokens of the selected answers until their audit. ``Auditor.run`` scores
-them one at a time, when the engine is idle or has room, for at most ``BUDGET`` of its time. An
-answer that finds no room is dropped and counted. No prompt or answer is logged.
+``AuditedEngine`` keeps the tokens of the selected answers until their audit. Each engine that
+scores has a lane (``lane.py``), which takes one at a time, when the engine is idle or has room, for
+at most ``BUDGET`` of its time. An answer that finds no room is dropped and counted. No prompt or
+answer is logged.
 
 A violation takes speculation from the key's requests of that workload, and violations of several
 keys take it from the workload (``holds.py``). A change of the draft gives it back until the
@@ -23,22 +24,16 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
 from eaglegate.engine.base import Engine
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed
 from eaglegate.engine.speculation.accounts.rounding import find_tie
-from eaglegate.engine.speculation.accounts.scores import (
-    UNPACED,
-    AuditPace,
-    ScoresAnswers,
-    ScoringRules,
-)
+from eaglegate.engine.speculation.accounts.scores import ScoresAnswers, ScoringRules
 from eaglegate.engine.speculation.drafts.versions import DraftSwap, DraftVersion
 from eaglegate.engine.speculation.policy.policy import draw_position
-from eaglegate.engine.speculation.policy.time_budget import TimeBudget
 from eaglegate.engine.steps import Generate, read_steps
 from eaglegate.engine.types import Drafter, EngineInfo, EngineRequest, SinkTap, Step, StepSink
 from eaglegate.engine.wrapper import EngineWrapper
@@ -50,6 +45,7 @@ from eaglegate.features.audit.evidence import (
 from eaglegate.features.audit.files import unpack
 from eaglegate.features.audit.holds import AuditHold, AuditHolds, name_hold
 from eaglegate.features.audit.judge import GrammarJudge
+from eaglegate.features.audit.lane import QUEUE, AuditLane, NoRoom
 from eaglegate.features.audit.records import (
     AuditObserver,
     AuditRecord,
@@ -58,23 +54,11 @@ from eaglegate.features.audit.records import (
 )
 from eaglegate.text.events import FinishReason
 
+if TYPE_CHECKING:
+    from eaglegate.features.audit.workers import WorkerPanel
+
 log = logging.getLogger(__name__)
 
-BUDGET = 0.01
-"""Share of the engine's time that audits may take."""
-SAVED_S = 10.0
-"""Most seconds of the budget that are saved for use while the engine is idle."""
-SAVED_BUSY_S = 0.5
-"""Most seconds of the budget that are saved for use while requests run. Audits then slow them by at
-most ``BUDGET``."""
-PATIENCE_S = 30.0
-"""Seconds after which an answer, or a piece of its audit, is dropped if it finds no room."""
-IDLE_S = 5.0
-"""Seconds that a piece of an audit waits for an idle engine before it runs together with
-requests."""
-POLL_S = 0.05
-QUEUE = 32
-"""Most answers that wait for their audit."""
 MOST_IMAGE_BYTES = 64 << 20
 """Most bytes of the images of all answers that wait for their audit."""
 MOST_TOKENS = 32_768
@@ -86,18 +70,14 @@ PIXELS_PER_TOKEN = 1 << 15
 takes longer than the tokens took: 1,000,000 pixels take 65 ms of a processor core."""
 RECENT = 50
 """Number of audits that operators see."""
-DEATHS = 2
-"""Losses of the engine during audits after which audits stop."""
+USUAL_PROMPT = 1024
+"""Tokens of a prompt above which it is drawn less often for an audit by a worker."""
 SALT = "audit"
 MIXED = "-"
 """Stands for the draft of an answer during which the draft was exchanged."""
 
 
-class NoRoom(Exception):
-    """A piece of an audit found no room in the engine in time."""
-
-
-class Auditor(AuditPace):
+class Auditor:
     """Auditor of one gateway. ``has_room`` tells if the engine could take an audit now."""
 
     def __init__(
@@ -119,20 +99,14 @@ class Auditor(AuditPace):
         self._observer, self._decode = observer, decode
         self._has_room, self._write, self.clock = has_room, write, clock
         self._is_idle = is_idle or has_room
-        self._engine: ScoresAnswers | None = None
+        self._lane: AuditLane | None = None
+        self._panel: WorkerPanel | None = None
         self._generate: Generate | None = None
-        self._dtype = ""
-        self._waiting: deque[FinishedAnswer] = deque()
         self._arrived = asyncio.Event()
         self._judge = GrammarJudge()
         self._tests: dict[tuple[str, str, str], SequentialTest] = {}
-        """By draft, workload and key."""
+        """By draft, workload and key; by worker alone."""
         self._recent: deque[AuditRecord] = deque(maxlen=RECENT)
-        self._budget = TimeBudget(BUDGET, SAVED_S, clock, SAVED_S / 10)
-        self._busy_budget = TimeBudget(BUDGET, SAVED_BUSY_S, clock, 0.0)
-        self._took_s = 0.0
-        """Seconds of the engine's time that the current audit has taken."""
-        self._deaths = 0
 
     def attach(
         self,
@@ -148,19 +122,32 @@ class Auditor(AuditPace):
         if info.speculation.lossy:
             log.warning("answers are not audited: %s", " ".join(info.speculation.lossy))
         else:
-            self._engine, self._dtype = engine, info.details.get("dtype", "")
+            dtype = info.details.get("dtype", "")
+            self._lane = AuditLane(
+                engine, self._has_room, self._is_idle, self.clock, dtype, find_tie(dtype)
+            )
             self._generate = generate
+
+    def attach_workers(self, panel: WorkerPanel, generate: Generate) -> None:
+        """Audit answers of workers, which ``panel`` finds scorers for."""
+        self._panel, self._generate = panel, generate
 
     def watch(self, engine: Engine, may_keep: Callable[[], bool]) -> Engine:
         """``engine``, with the tokens of selected answers kept for their audit."""
         return AuditedEngine(engine, self, may_keep)
 
+    def name_maker(self, request: str) -> str:
+        """Return the worker that made the answer to a request; empty without workers."""
+        return "" if self._panel is None else self._panel.name_maker(request)
+
     def selects(self, request: EngineRequest) -> bool:
-        return draw_position(SALT, request.id) < self.share
+        # A worker reads the whole prompt again, at once: a long one is drawn as rarely as it costs.
+        length = request.num_prompt if self._panel else 0
+        return draw_position(SALT, request.id) * max(1.0, length / USUAL_PROMPT) < self.share
 
     def submit(self, answer: FinishedAnswer) -> None:
         """Queue an answer for its audit. If it cannot be audited, count the drop."""
-        if self._engine is None or not answer.token_ids:
+        if self._is_off or not answer.token_ids:
             return
         if answer.request.sampling.thinking_token_budget is not None:
             self._drop("rules")
@@ -170,17 +157,40 @@ class Auditor(AuditPace):
             self._drop("length")
         elif answer.request.images and not self._may_audit_images(answer):
             self._drop("images")
-        elif len(self._waiting) >= QUEUE:
+        elif isinstance(lane := self._find_lane(answer), str):
+            self._drop(lane)
+        elif len(lane.waiting) >= QUEUE:
             self._drop("queue")
         else:
-            self._waiting.append(answer)
+            lane.waiting.append(answer)
             self._arrived.set()
+
+    @property
+    def _is_off(self) -> bool:
+        return self._panel is None and (self._lane is None or self._lane.is_closed)
+
+    @property
+    def lanes(self) -> Sequence[AuditLane]:
+        if self._panel is not None:
+            return self._panel.lanes
+        return () if self._lane is None else (self._lane,)
+
+    def _find_lane(self, answer: FinishedAnswer) -> AuditLane | str:
+        """Return the lane that audits an answer, or the reason why none does."""
+        if self._panel is None:
+            return self._lane or "error"
+        return self._panel.find_lane(answer)
 
     def _may_audit_images(self, answer: FinishedAnswer) -> bool:
         """Return True if the images of waiting answers leave room for those of this one, and if it
         has enough tokens to be worth preparing them again."""
         images = answer.request.images
-        waiting_images = [image for waiting in self._waiting for image in waiting.request.images]
+        waiting_images = [
+            image
+            for lane in self.lanes
+            for waiting in lane.waiting
+            for image in waiting.request.images
+        ]
         size = sum(len(image.data) for image in (*waiting_images, *images))
         pixels = sum(image.width * image.height for image in images)
         tokens = len(answer.request.prompt) + len(answer.token_ids)
@@ -202,9 +212,17 @@ class Auditor(AuditPace):
         self._tests = {key: test for key, test in self._tests.items() if self.holds.knows(key[0])}
 
     def release(self, workload: str) -> bool:
-        """Release a workload on behalf of an operator; return False if it was not held."""
+        """Release a workload or a worker on behalf of an operator; return False if it was not
+        held."""
+        if self._panel is not None:
+            self._tests = {key: test for key, test in self._tests.items() if key[0] != workload}
+            return self._panel.release(workload)
         self._tests = {key: test for key, test in self._tests.items() if key[1] != workload}
         return self.holds.release(workload)
+
+    def list_held(self) -> list[str]:
+        """Return the workloads and workers that ``release`` takes."""
+        return [*self.holds] if self._panel is None else self._panel.list_accused()
 
     async def replay(self, content: Any) -> dict[str, Any]:
         """Score the answer of a violation's file, and new answers generated with and without
@@ -213,30 +231,44 @@ class Auditor(AuditPace):
         Raises ValueError for another file, and EngineError.
         """
         request, answer, depth = unpack(content)
-        if self._engine is None or self._generate is None:
+        if self._is_off or self._generate is None:
             raise EngineFailed("The engine audits nothing.")
-        results = {"stored": await self._describe_scores(request, answer)}
-        for name, replay_depth in (("with drafts", depth), ("without drafts", 0)):
+        generators: list[tuple[str, Generate, int | None, str]] = [
+            ("with drafts", self._generate, depth, ""),
+            ("without drafts", self._generate, 0, ""),
+        ]
+        worker = ""
+        if self._panel is not None:
+            worker = self._panel.find_witness(str(content["found"].get("worker", "")))
+            generators = [
+                (f"again by {name}", generate, None, name)
+                for name, generate in self._panel.list_generators()
+            ]
+        results = {"stored": await self._describe_scores(request, answer, worker)}
+        for name, generate, replay_depth, maker in generators:
             repetition = structs.replace(
                 request, id=f"replay-{uuid.uuid4().hex}", depth=replay_depth
             )
             tokens: list[int] = []
-            async with aclosing(read_steps(self._generate, repetition)) as steps:
+            async with aclosing(read_steps(generate, repetition)) as steps:
                 async for step in steps:
                     tokens += step.token_ids
-            results[name] = await self._describe_scores(request, tokens)
+            results[name] = await self._describe_scores(request, tokens, maker)
         return results
 
     async def _describe_scores(
-        self, request: EngineRequest, answer: Sequence[int]
+        self, request: EngineRequest, answer: Sequence[int], worker: str
     ) -> dict[str, Any]:
         """Return the verdict on an answer, and its tokens that are not the target's choice."""
-        assert self._engine is not None
-        rules = ScoringRules.of(request, 0, self._dtype)
         if request.constraint is not None:
             breach = await self._judge.find_breach(request.constraint, self._decode(answer))
             return {"choosing": "grammar", "tokens": len(answer), "breach": breach}
-        scores = await self._engine.score(request, answer, self._dtype)
+        lane = self._find_lane(
+            FinishedAnswer(request, tuple(answer), None, False, 0, "", 0.0, worker=worker)
+        )
+        if isinstance(lane, str):
+            raise EngineFailed(f"The answer is not scored: {lane}.")
+        scores = await lane.engine.score(request, answer, lane.dtype)
         differences = [
             {
                 "place": place,
@@ -248,67 +280,68 @@ class Auditor(AuditPace):
             if margin > 0
         ]
         return {
-            "choosing": rules.choosing,
+            "choosing": ScoringRules.of(request, 0, lane.dtype).choosing,
             "tokens": len(answer),
-            "outcome": judge_margins(scores, rules.tie),
-            "near_tie_nats": rules.tie,
+            "outcome": judge_margins(scores, lane.tie),
+            "near_tie_nats": lane.tie,
             "differing": differences[:RECENT],
             "evidence_nats": scores.evidence,
         }
 
     async def run(self) -> None:
-        """Audit until cancelled, or until audits have cost too many engines."""
+        """Audit until cancelled."""
+        tasks: set[asyncio.Task[None]] = set()
         try:
-            await self._audit_answers()
+            while True:
+                await self._arrived.wait()
+                self._arrived.clear()
+                for lane in self.lanes:
+                    if lane.waiting and lane.task is None:
+                        lane.task = asyncio.create_task(self._audit_waiting(lane))
+                        tasks.add(lane.task)
+                        lane.task.add_done_callback(tasks.discard)
         finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self._judge.aclose()
 
-    async def _audit_answers(self) -> None:
-        while self._deaths < DEATHS:
-            await self._arrived.wait()
-            self._arrived.clear()
-            while self._waiting and self._deaths < DEATHS:
-                answer = self._waiting.popleft()
-                if await self._wait_for_room(answer.ended):
-                    await self._audit(answer)
-                else:
-                    self._drop("idle")
-        log.error("audits are off: the engine was lost during %d of them", self._deaths)
-        self._engine = None
-        self._waiting.clear()
+    async def _audit_waiting(self, lane: AuditLane) -> None:
+        """Audit what waits in a lane, until audits have cost too many engines."""
+        while lane.waiting and not lane.is_closed:
+            answer = lane.waiting.popleft()
+            if await lane.wait_for_room(answer.ended):
+                await self._audit(answer, lane)
+            else:
+                self._drop("idle")
+        if lane.is_closed:
+            log.error(
+                "audits %sare off: the engine was lost during %d of them",
+                f"by {lane.name} " if lane.name else "", lane.deaths,
+            )  # fmt: skip
+            lane.waiting.clear()
+        lane.task = None
 
-    async def _wait_for_room(self, start: float) -> bool:
-        # Patience is for the answer, from its end on: it expires in the queue as well. The wait for
-        # an idle engine begins with each piece anew. After it a piece runs beside requests, if a
-        # second budget pays, too: it saves little, so that a quiet hour pays for no burst.
-        wait_start = self.clock()
-        while (now := self.clock()) - start < PATIENCE_S:
-            is_patient = now - wait_start >= IDLE_S
-            may_run_beside = is_patient and self._busy_budget.has_time() and self._has_room()
-            if self._budget.has_time() and (self._is_idle() or may_run_beside):
-                return True
-            await asyncio.sleep(POLL_S)
-        return False
+    async def _is_fair(
+        self, answer: FinishedAnswer, outcome: AuditOutcome, lane: AuditLane
+    ) -> bool:
+        """Return False if a violation may be the fault of the worker that scored the answer."""
+        if self._panel is None or outcome is not AuditOutcome.VIOLATED:
+            return True
+        return await self._panel.confirm(answer.worker, lane.name)
 
-    async def pause(self) -> None:
-        """Wait for room between two pieces of an audit. Raises NoRoom."""
-        if not await self._wait_for_room(self.clock()):
-            raise NoRoom
-
-    def charge(self, seconds: float) -> None:
-        self._took_s += seconds
-        self._budget.spend(seconds)
-        self._busy_budget.spend(seconds)
-
-    async def _audit(self, answer: FinishedAnswer) -> None:
-        self._took_s = 0.0
+    async def _audit(self, answer: FinishedAnswer, lane: AuditLane) -> None:
+        lane.took_s = 0.0
         try:
-            finding = await self.judge(answer, self)
+            finding = await self._judge_answer(answer, lane)
+            if finding is not None and not await self._is_fair(answer, finding[1], lane):
+                self._drop("scorer")
+                return
         except NoRoom:
             self._drop("idle")
             return
         except EngineDead:
-            self._deaths += 1
+            lane.deaths += 1
             self._drop("error")
             return
         except Exception as error:
@@ -316,15 +349,15 @@ class Auditor(AuditPace):
             log.warning("answer %s was not audited: %s", answer.request.id, reason)
             self._drop("error")
             return
-        self._deaths = 0
+        lane.deaths = 0
         if finding is None:
             self._drop("unknown" if answer.ends_its_grammar else "rules")
             return
         choosing, outcome, detail = finding
-        self._conclude(answer, choosing, outcome, detail, self._took_s)
+        self._conclude(answer, choosing, outcome, detail, lane)
 
-    async def judge(
-        self, answer: FinishedAnswer, pace: AuditPace = UNPACED
+    async def _judge_answer(
+        self, answer: FinishedAnswer, lane: AuditLane
     ) -> tuple[str, AuditOutcome, str] | None:
         """Return how the answer was chosen, the verdict and its reason; None if no verdict is
         possible.
@@ -333,10 +366,9 @@ class Auditor(AuditPace):
         """
         if answer.request.constraint is not None:
             return await self._judge_grammar(answer)
-        assert self._engine is not None
-        scores = await self._engine.score(answer.request, answer.token_ids, self._dtype, pace)
-        choosing = ScoringRules.of(answer.request, 0, self._dtype).choosing
-        outcome = judge_margins(scores, find_tie(self._dtype))
+        scores = await lane.engine.score(answer.request, answer.token_ids, lane.dtype, lane)
+        choosing = ScoringRules.of(answer.request, 0, lane.dtype).choosing
+        outcome = judge_margins(scores, lane.tie)
         place, margin = scores.worst
         if outcome is AuditOutcome.VIOLATED:
             cause = (
@@ -350,7 +382,7 @@ class Auditor(AuditPace):
             )
         if scores.evidence is None:
             return choosing, outcome, f"margin {margin:.4f} nats at most"
-        key = answer.draft, answer.request.workload, answer.request.tenant
+        key = answer.slice_key
         test = self._tests.setdefault(key, SequentialTest())
         if not test.add(scores.evidence, scores.judged):
             return choosing, outcome, f"{test.log_evidence:.1f} nats of evidence"
@@ -377,7 +409,7 @@ class Auditor(AuditPace):
         choosing: str,
         outcome: AuditOutcome,
         detail: str,
-        took_s: float,
+        lane: AuditLane,
     ) -> None:
         workload, draft = answer.request.workload, answer.draft
         record = AuditRecord(
@@ -389,13 +421,17 @@ class Auditor(AuditPace):
             outcome,
             detail,
             time.time(),
-            took_s,
+            lane.took_s,
             len(answer.token_ids),
             answer.drafter,
+            answer.worker,
+            lane.name,
         )
         self._recent.append(record)
         self._observer.record_audit(record)
-        if outcome is AuditOutcome.VIOLATED:
+        if outcome is AuditOutcome.VIOLATED and self._panel is not None:
+            self._panel.accuse(answer, record, self._write)
+        elif outcome is AuditOutcome.VIOLATED:
             self._hold(answer, record)
 
     def _hold(self, answer: FinishedAnswer, record: AuditRecord) -> None:
@@ -436,11 +472,12 @@ class Auditor(AuditPace):
         """Describe the holds, the evidence and the last audits for operators."""
         return {
             "share": self.share,
-            "waiting": len(self._waiting),
-            "engine_share": round(self._budget.share_spent, 6),
+            "waiting": sum(len(lane.waiting) for lane in self.lanes),
+            "engine_share": round(max((lane.share_spent for lane in self.lanes), default=0.0), 6),
+            "workers": [] if self._panel is None else self._panel.describe(),
             "holds": {name: asdict(hold) for name, hold in self.holds.holds.items()},
             "evidence": {
-                name_hold(workload, key): {
+                name_hold(workload, key) if self._panel is None else draft: {
                     "answers": test.answers,
                     "tokens": test.tokens,
                     "nats": round(test.log_evidence, 3),
@@ -448,7 +485,7 @@ class Auditor(AuditPace):
                     "strongest": test.strongest,
                 }
                 for (draft, workload, key), test in self._tests.items()
-                if draft == self.draft
+                if draft == self.draft or self._panel is not None
             },
             "recent": [record.to_json() for record in reversed(self._recent)],
         }
@@ -492,6 +529,7 @@ class AuditedEngine(EngineWrapper):
                         self._auditor.clock(),
                         may_keep,
                         frozenset(collector.drafters),
+                        self._auditor.name_maker(request.id),
                     )
                 )
 

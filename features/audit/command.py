@@ -38,14 +38,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _release(options: argparse.Namespace, url: str) -> tuple[dict[str, Any], Iterator[str]]:
-    """Let a workload speculate again, or release the depths that crashed engines."""
+    """Release a workload or a worker, or the depths that crashed engines."""
     if options.drafts:
         url = url.removesuffix("audit") + "speculation/release"
         answer = send(url, {}, options.key)
         names = (f"{hold['method']}, depth {hold['depth']}" for hold in answer["released"])
         return answer, (f"{name}: in use again" for name in names)
     answer = send(f"{url}/release", {"workload": options.workload}, options.key)
-    return answer, iter([f"{options.workload} speculates again"])
+    return answer, iter([f"{options.workload} is released"])
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -63,10 +63,10 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     replay.add_argument("file", metavar="FILE", help="a file from the folder --audit-evidence")
     release = actions.add_parser(
-        "release", help="let a workload speculate again", allow_abbrev=False
+        "release", help="release a workload or a worker", allow_abbrev=False
     )
     target = release.add_mutually_exclusive_group(required=True)
-    target.add_argument("workload", metavar="WORKLOAD", nargs="?", help="a held workload")
+    target.add_argument("workload", metavar="WORKLOAD", nargs="?", help="a held workload or worker")
     target.add_argument(
         "--drafts", action="store_true", help="release the depths whose drafts crashed the engine"
     )
@@ -81,6 +81,11 @@ def format_audits(report: Row) -> Iterator[str]:
         f"{report['share']:.2%} of answers are audited, in {report['engine_share']:.3%} of the "
         f"engine's time; {report['waiting']} wait"
     )
+    for worker in report["workers"]:
+        tie = worker["near_tie_nats"]
+        state = f"scores, near ties to {tie} nats" if worker["scores"] else "is not audited"
+        yield f"{worker['name']} ({worker['version'] or 'version unknown'}): {state}"
+        yield from (f"  {alarm}" for alarm in worker["alarms"])
     for name, hold in report["holds"].items():
         yield f"{name}: no speculation: {hold['reason']} (draft {hold['draft'] or '-'})"
     for name, evidence in report["evidence"].items():
@@ -91,7 +96,8 @@ def format_audits(report: Row) -> Iterator[str]:
     for record in report["recent"][:MOST]:
         yield (
             f"  {record['request']}  {record['workload']}  {record['choosing']}  "
-            f"depth {record['depth']}  drafter {record['drafter']}  {record['outcome']}  "
+            f"depth {record['depth']}  drafter {record['drafter']}  "
+            f"{record['worker'] and record['worker'] + '  '}{record['outcome']}  "
             f"{record['detail']}"
         )
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Mapping
+import asyncio
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from eaglegate.engine.base import Engine
 from eaglegate.engine.speculation.accounts.scores import ScoresAnswers
@@ -16,6 +16,7 @@ from eaglegate.features.audit.holds import AuditHolds
 from eaglegate.features.audit.metrics import Audits
 from eaglegate.features.audit.records import AuditRecord, EvidenceWriter, write_nothing
 from eaglegate.features.audit.settings import AuditSettings
+from eaglegate.features.audit.workers import WorkerPanel, make_text
 from eaglegate.observability.facts import AnswerAudited
 from eaglegate.observability.middleware import may_capture
 from eaglegate.server.cli.feature import ActiveFeature, Core
@@ -27,18 +28,24 @@ class AuditFeature(ActiveFeature):
 
     def __init__(self, core: Core, settings: AuditSettings) -> None:
         """Raises ConfigError if the engine or the folder for evidence cannot be used."""
-        if Promise.AUDITS in find_broken_promises():
+        self._core, self._scorer = core, core.engine.capability(ScoresAnswers)
+        fleet = core.backend.fleet
+        if fleet is None and Promise.AUDITS in find_broken_promises():
             raise ConfigError("--audit-share: audits need parts in which this vLLM differs")
-        if (scorer := core.engine.capability(ScoresAnswers)) is None:
-            raise ConfigError(
-                "--audit-share needs the engine in this process; workers have no audits"
-            )
-        self._core, self._scorer = core, scorer
+        if fleet is None and settings.audit_hold:
+            raise ConfigError("--audit-hold holds workers: it needs --upstream")
+        if fleet is None and self._scorer is None:
+            raise ConfigError("--audit-share needs the engine in this process, or vLLM workers")
+        renderer = core.backend.renderer
+        self._panel: WorkerPanel | None = None
+        if fleet is not None:
+            text = make_text(renderer.encode)
+            self._panel = WorkerPanel(fleet, text, core.has_room, settings.audit_hold)
         self.auditor = Auditor(
             settings.audit_share,
             AuditHolds(),
             self,
-            core.backend.renderer.decode,
+            renderer.decode,
             core.has_room,
             _open_evidence(settings.audit_evidence, core.backend.names[0]),
             is_idle=core.is_idle,
@@ -64,10 +71,16 @@ class AuditFeature(ActiveFeature):
             )
 
     def start(self, info: EngineInfo) -> None:
-        self.auditor.attach(self._scorer, self._core.engine.generate, info)
+        if self._panel is not None:
+            self.auditor.attach_workers(self._panel, self._core.engine.generate)
+        elif self._scorer is not None:
+            self.auditor.attach(self._scorer, self._core.engine.generate, info)
 
-    def run(self) -> Coroutine[Any, Any, None]:
-        return self.auditor.run()
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.auditor.run())
+            if self._panel is not None:
+                group.create_task(self._panel.run())
 
     def record_audit(self, record: AuditRecord) -> None:
         self._metrics.count(record, self._core.telemetry.name_workload(record.workload))

@@ -36,9 +36,15 @@ class Audits(MetricGroup):
         )
         self._drops = self.counter(
             "audits_dropped",
-            "Answers selected for an audit and not audited: queue, idle, length, images, "
-            "rules, unknown, error",
+            "Answers selected for an audit and not audited: queue, idle, length, images, rules, "
+            "unknown, error; with workers also seed, penalties, distribution (not known from the "
+            "alternatives), moved (several workers made it), scorer (no worker scores reliably)",
             ("reason",),
+        )
+        self._worker_audits = self.counter(
+            "worker_audits",
+            "Audited answers by the worker that made them: lossless, near_tie or violated",
+            ("worker", "outcome"),
         )
         self._seconds = self.counter("audit_seconds", "Time of audits in the engine", ("workload",))
         self.computed_metric(
@@ -57,6 +63,8 @@ class Audits(MetricGroup):
         labels = (workload, record.choosing, record.draft, record.drafter, depth, outcome)
         self._audits(*labels).inc()
         self._seconds(workload).inc(record.took_s)
+        if record.worker:
+            self._worker_audits(record.worker, outcome).inc()
 
     def count_drop(self, reason: str) -> None:
         self._drops(reason).inc()

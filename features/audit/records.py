@@ -28,6 +28,16 @@ class FinishedAnswer:
     """True if an evidence file may hold the answer's tokens."""
     drafters: frozenset[Drafter] = frozenset()
     """Sources of the tokens that its steps verified."""
+    worker: str = ""
+    """The worker that made the answer; empty if there are none, or if several did."""
+
+    @property
+    def slice_key(self) -> tuple[str, str, str]:
+        """The sequential test that a sampled answer belongs to. A worker has one for all keys,
+        because no request can make sound tokens look wrong."""
+        if self.worker:
+            return self.worker, "", ""
+        return self.draft, self.request.workload, self.request.tenant
 
     @property
     def drafter(self) -> str:
@@ -68,6 +78,10 @@ class AuditRecord:
     tokens: int
     drafter: str = "draft"
     """Source of the tokens that were verified: draft, lookup, both or none."""
+    worker: str = ""
+    """The worker that made the answer; empty for an engine in this process."""
+    scorer: str = ""
+    """The worker that scored it."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -79,8 +93,7 @@ class AuditObserver(Protocol):
     def record_audit(self, record: AuditRecord) -> None: ...
 
     def record_audit_drop(self, reason: str) -> None:
-        """Record that an answer was selected but not audited: queue, idle, length, rules, unknown
-        or error."""
+        """Record that an answer was selected but not audited, by reason (``metrics.py``)."""
         ...
 
 

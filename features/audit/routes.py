@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class HeldModel(AdminModel):
-    """A workload whose speculation an audit has turned off."""
+    """A workload whose speculation an audit has turned off, or a worker with violated answers."""
 
     workload: Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -32,16 +32,16 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.get("")
     async def audit() -> dict[str, Any]:
-        """Return the workloads without speculation, the evidence so far, and the last audits."""
+        """Return what audits have held, the evidence so far, and the last audits."""
         return dict(_require_auditor(gateway).describe())
 
     @routes.post("/release", openapi_extra=describe_body(HeldModel))
     async def release_workload(request: Request) -> dict[str, Any]:
-        """Turn speculation back on for a workload after an audit turned it off."""
+        """Turn speculation back on for a workload, or end the alarm and the hold of a worker."""
         model = await read_model(request, gateway, HeldModel)
         auditor = _require_auditor(gateway)
         if not auditor.release(model.workload):
-            names = ", ".join(auditor.holds) or "none"
+            names = ", ".join(auditor.list_held()) or "none"
             raise InvalidRequest(
                 f"'workload' must be one that an audit holds ({names}); given "
                 f"'{model.workload[:80]}'.",

@@ -20,7 +20,10 @@ class AuditSettings(FeatureSettings):
     audit_share: float = setting(
         0.0,
         "share of finished answers, from 0 to 1, that the target scores again without the draft; a "
-        "violation turns off speculation for its workload",
+        "violation turns off speculation for its workload, or is an alarm for its worker",
+    )
+    audit_hold: bool = setting(
+        False, "send no new requests to a worker whose answer an audit finds violated"
     )
     audit_evidence: str | None = setting(
         None, "folder for files that can replay a violation, including token ids", metavar="DIR"
@@ -31,6 +34,8 @@ class AuditSettings(FeatureSettings):
             raise ConfigError(f"--audit-share must be from 0 to 1; given {self.audit_share}")
         if self.audit_evidence and not self.audit_share:
             raise ConfigError("--audit-evidence needs an --audit-share above 0")
+        if self.audit_hold and not self.audit_share:
+            raise ConfigError("--audit-hold needs an --audit-share above 0")
 
     @property
     def is_on(self) -> bool:

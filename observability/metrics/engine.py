@@ -129,7 +129,7 @@ class Workers(MetricGroup):
     def declare(self) -> None:
         self._add(
             "worker_findings",
-            "1 for each fault that the start-up probe found in a worker, by part of the worker",
+            "1 for each fault that the start-up probe or an audit found in a worker, by part of it",
             ("kind",),
             _read_findings,
         )

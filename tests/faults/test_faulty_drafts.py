@@ -84,7 +84,7 @@ def test_a_faulty_engine_loses_speculation_until_it_is_released(
         assert heard.whole
         assert count(gateway, DRAFTED) == drafted
         assert "chat: no speculation" in command(gateway, "show")
-        assert command(gateway, "release", "chat") == "chat speculates again\n"
+        assert command(gateway, "release", "chat") == "chat is released\n"
         (heard,) = asyncio.run(streams.hear_all(gateway.url, [body]))
         assert heard.whole
         assert count(gateway, DRAFTED) > drafted

@@ -268,8 +268,10 @@ def _describe_worker(worker: Row) -> tuple[str, bool]:
         f"{worker['running']} running, {format_count(sum(worker['requests'].values()))} served",
         f"{worker['retried'] + worker['continued']} moved away",
         "" if length is None else f"acceptance {length:.2f}",
+        *(f"{finding['kind']}: {finding['text']}" for finding in worker["findings"]),
     ]
-    return "; ".join(word for word in words if word), worker["state"] != "serving"
+    is_faulty = worker["state"] != "serving" or bool(worker["findings"])
+    return "; ".join(word for word in words if word), is_faulty
 
 
 def _describe_memory(reading: GatewayReading, num_bytes: float) -> tuple[str, bool]:

@@ -38,6 +38,7 @@ from eaglegate.engine.types import (
     UndraftedReason,
 )
 from eaglegate.features.audit import auditor as module
+from eaglegate.features.audit import lane
 from eaglegate.features.audit.auditor import AuditedEngine, Auditor
 from eaglegate.features.audit.evidence import AuditOutcome
 from eaglegate.features.audit.files import EvidenceFolder, unpack
@@ -361,28 +362,28 @@ async def test_only_the_share_is_kept() -> None:
 
 
 async def test_an_answer_that_finds_no_room_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "POLL_S", 0.001)
+    monkeypatch.setattr(lane, "POLL_S", 0.001)
     lab = Lab()
     lab.room = False
     async with lab.auditing():
         await lab.answer()
         await asyncio.sleep(0.02)
         assert not lab.notes.drops
-        lab.now += module.PATIENCE_S
+        lab.now += lane.PATIENCE_S
         await lab.settle()
     assert lab.notes.drops == ["idle"]
     assert not lab.engine.scored
 
 
-@pytest.mark.parametrize(("idle", "saved_s"), [(True, module.SAVED_S / 10), (False, 0.0)])
+@pytest.mark.parametrize(("idle", "saved_s"), [(True, lane.SAVED_S / 10), (False, 0.0)])
 async def test_audits_keep_to_their_share_of_the_time(
     monkeypatch: pytest.MonkeyPatch, idle: bool, saved_s: float
 ) -> None:
     """Only in an idle engine may they spend what was saved before."""
-    monkeypatch.setattr(module, "POLL_S", 0.0005)
-    monkeypatch.setattr(module, "PATIENCE_S", math.inf)
+    monkeypatch.setattr(lane, "POLL_S", 0.0005)
+    monkeypatch.setattr(lane, "PATIENCE_S", math.inf)
     lab = Lab()
-    lab.auditor._is_idle = lambda: idle
+    lab.auditor.lanes[0].is_idle = lambda: idle
     took = 0.3
     score = lab.engine.score
 
@@ -400,14 +401,14 @@ async def test_audits_keep_to_their_share_of_the_time(
             lab.now += 1.0
             await asyncio.sleep(0.002)
     spent = took * len(lab.notes.records)
-    assert spent / 400 < module.BUDGET + (saved_s + took) / 400
+    assert spent / 400 < lane.BUDGET + (saved_s + took) / 400
     assert len(lab.notes.records) > 10
     assert lab.auditor.describe()["engine_share"] < 0.02
 
 
 async def test_only_the_time_of_the_engine_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Preparing the images of an answer takes the engine nothing, however long it takes."""
-    monkeypatch.setattr(module, "POLL_S", 0.0005)
+    monkeypatch.setattr(lane, "POLL_S", 0.0005)
     lab = Lab()
 
     async def prepare(request: Any, answer: Any, dtype: str, pace: AuditPace) -> AnswerScores:
@@ -431,7 +432,7 @@ async def test_images_that_cost_more_than_their_tokens_are_not_audited(
 
 async def test_the_queue_and_the_answers_in_it_are_bounded() -> None:
     lab = Lab()
-    for at in range(module.QUEUE + 3):
+    for at in range(lane.QUEUE + 3):
         await lab.answer(f"r{at}")
     assert lab.notes.drops == ["queue"] * 3
     await lab.answer("thinks", sampling=Sampling(max_tokens=8, thinking_token_budget=4))
@@ -660,7 +661,7 @@ async def test_an_audit_waits_for_room_between_its_pieces() -> None:
     lab = Lab()
     lab.engine.scores = [CLEAN]
     lab.room = False
-    pausing = asyncio.create_task(lab.auditor.pause())
+    pausing = asyncio.create_task(lab.auditor.lanes[0].pause())
     for _ in range(5):
         await asyncio.sleep(0)
     lab.now += 3.0

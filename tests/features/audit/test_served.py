@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from eaglegate.engine.fleet.types import WorkerState
 from eaglegate.engine.speculation.accounts.scores import AnswerScores
 from eaglegate.engine.supervision.draft_blame import DraftHold
 from eaglegate.engine.totals import Totals
@@ -21,6 +22,7 @@ from eaglegate.features.audit.holds import AuditHold
 from eaglegate.features.audit.records import (
     AuditRecord,
     FinishedAnswer,
+    write_nothing,
 )
 from eaglegate.features.audit.settings import AuditSettings
 from eaglegate.observability.engine import SupervisionObserver
@@ -31,6 +33,7 @@ from eaglegate.server.apis.shared.gateway import Controls
 from eaglegate.server.cli.client import complete_url
 from eaglegate.server.cli.feature import build_features
 from eaglegate.server.errors import ConfigError
+from tests.features.audit.toy_workers import ToyWorker, toy_fleet
 from tests.features.served import make_core
 from tests.observability.scene import read_page
 
@@ -160,9 +163,45 @@ def test_the_command_says_when_nobody_answers(
 
 
 def test_audits_are_refused_with_a_vllm_that_differs_in_their_parts(
-    monkeypatch: pytest.MonkeyPatch,
+    lab: Any, telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feature, "find_broken_promises", lambda: frozenset({Promise.AUDITS}))
-    core: Any = None  # unread
     with pytest.raises(ConfigError, match="parts in which this vLLM differs"):
-        feature.AuditFeature(core, AuditSettings(audit_share=1.0))
+        feature.AuditFeature(make_core(lab, telemetry), AuditSettings(audit_share=1.0))
+
+
+async def test_a_worker_is_shown_and_released(lab: Any, telemetry: Telemetry) -> None:
+    async with toy_fleet(ToyWorker(), ToyWorker(), holds=True) as town:
+        core = make_core(lab, telemetry, town.fleet)
+        core.backend.fleet = town.fleet
+        (audited,) = build_features(core, [AuditSettings(1.0, audit_hold=True)])
+        audited.auditor.attach_workers(town.panel, town.fleet.generate)
+        record = replace(RECORD, worker="w0", scorer="w1")
+        audited.record_audit(record)
+        town.panel.accuse(replace(ANSWER, worker="w0"), record, write_nothing)
+        shown = (await lab.get("/admin/audit")).json
+        lines = "\n".join(command.format_audits(shown))
+        assert "w0 (0.28.0): scores, near ties to 0.01 nats" in lines
+        assert "token 1 is wrong (greedy, scored by w1" in lines
+        assert 'eaglegate_worker_audits_total{outcome="violated",worker="w0"} 1.0' in (
+            read_page(telemetry)
+        )
+        assert town.fleet.list_status()[0].state is WorkerState.HELD
+        wrong = await lab.call("POST", "/admin/audit/release", {"workload": "w1"})
+        assert wrong.status == 400 and "(w0)" in wrong.json["error"]["message"]
+        done = await lab.call("POST", "/admin/audit/release", {"workload": "w0"})
+        assert done.status == 200
+        assert town.fleet.list_status()[0].state is WorkerState.SERVING
+
+
+@pytest.mark.parametrize(
+    "settings", [{"audit_hold": True}, {"audit_share": 2.0}, {"audit_evidence": "x"}]
+)
+def test_settings_that_make_no_sense_are_refused(settings: Any) -> None:
+    with pytest.raises(ConfigError):
+        AuditSettings(**settings)
+
+
+def test_holding_workers_needs_workers(lab: Any, telemetry: Telemetry) -> None:
+    with pytest.raises(ConfigError, match="--upstream"):
+        build_features(make_core(lab, telemetry), [AuditSettings(1.0, audit_hold=True)])
