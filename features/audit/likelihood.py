@@ -5,8 +5,8 @@ likeliest tokens, before any rule. That decides every greedy token. It gives the
 sampled token where no truncation applies and the temperature is 1, and where top-k or top-p keep
 only tokens among the alternatives. Other tokens are not judged.
 
-The kinds of faults are those of ``features/audit/engine/scoring.py``. That file has all logits. Here
-the tokens beside the alternatives are one class, of which the mass and the size are known. Their
+The kinds of faults are those of ``features/audit/engine/scoring.py``, which has all logits. The
+tokens beside the alternatives are one class here, of known mass and size. Their
 densities under a fault are bounded from below, so that a ratio has a mean of at most 1 as well.
 """
 

@@ -12,13 +12,13 @@ from .tree import ROOMS, Tree
 
 LINES = {
     "server": 21_750,
-    "engine": 23_760,
+    "engine": 23_810,
     "observability": 4_700,
-    "features": 11_660,
+    "features": 12_440,
     "text": 13_500,
     "lab": 16_400,
     "src": 100,
-    "tests": 75_640,
+    "tests": 76_270,
     "scripts": 2_300,
     "deploy": 1_100,
     "docs": 200,
