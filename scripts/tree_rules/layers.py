@@ -42,7 +42,6 @@ MAY = {
     "lab/": ("eaglegate.server.cli.client",),
     # The loop drives canaries.
     "lab/improve/": ("eaglegate.features.canary",),
-    "lab/benchmarks/lookup_edits.py": ("eaglegate.features.lookups",),
 }
 """Exceptions from ``MAY_NOT``."""
 BY_NAME = {
