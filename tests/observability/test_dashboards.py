@@ -14,6 +14,7 @@ import yaml
 from eaglegate.observability.metrics import GROUPS
 from eaglegate.server.cli.feature_table import list_metric_groups
 from scripts.metric_table import list_metrics, rewrite_document
+from tests.deploy.test_pods import list_pod_metrics
 from tests.observability.scene import make_telemetry
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +42,8 @@ def known() -> set[str]:
         for metric in declared
         for part in (parts if metric.kind == "histogram" else ("",))
     }
-    return names | {rule["record"] for rule in rules() if "record" in rule}
+    names |= {rule["record"] for rule in rules() if "record" in rule}
+    return names | list_pod_metrics().keys()
 
 
 def test_the_files_are_what_the_code_makes():
