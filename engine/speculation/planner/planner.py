@@ -236,6 +236,8 @@ class DepthPlanner:
         """True if drafts were verified since the last plan whose outcome may change it."""
         self._first_steps: dict[str, int] = {}
         """Remaining verify steps of new requests until they have had ``FIRST_STEPS``."""
+        self._surprised = False
+        """True if the last step took another time than expected."""
         self._counted = 0
         self._best = 0
         self._rate = 0.0
@@ -323,6 +325,7 @@ class DepthPlanner:
         lookup_rates = self._estimate_found(requests, survival)
         optimum = self._find_optimum(survival, lookup_rates, limits, min_depth)
         optimum = prefer_uniform(optimum, floors, self.cost, self._best, GAIN)
+        self._rate = optimum.rate
         if optimum.depth != self._best:
             self._best = optimum.depth
             self._probes.restart()
@@ -340,7 +343,7 @@ class DepthPlanner:
             widths.tolist(),
             reason,
             tokens,
-            seconds=float(optimum.seconds[depth]),
+            seconds=optimum.get_seconds(widths, depth),
             rates=tuple(optimum.rates.tolist()) if self.cost.is_known else (),
             token_price=optimum.rate * optimum.token_s,
         )
@@ -464,7 +467,11 @@ class DepthPlanner:
             step.seconds, self._committed, step.batch, step.verified, step.depth, plan
         )
         self.recent.append(planned_step)
-        if taken_s < (1 - SURPRISE) * expected_s:
+        # A single step may be an outlier. Two in a row say that the plan's times are wrong.
+        is_surprise = abs(taken_s - expected_s) > SURPRISE * expected_s
+        self._fresh = self._fresh or (is_surprise and self._surprised)
+        self._surprised = is_surprise
+        if is_surprise and taken_s < expected_s:
             self._probes.refund(expected_s - taken_s)
         self._probes.save(step.seconds)
 
@@ -528,9 +535,15 @@ class DepthPlanner:
         # plan, and each change restarts the probes.
         if best_rates[self._best] >= (1 - GAIN) * best_rates[depth]:
             depth = self._best
-        self._rate = float(best_rates[depth])
         widths = (value[:, :depth] >= thresholds[best[depth]]).sum(axis=1)
         token_s = self.cost.per_token(batch, float(verified[depth, best[depth]]))
+
+        def get_seconds(widths: Ints, depth: int) -> float:
+            if self._found is None:
+                return self.cost.estimate(widths, depth)
+            mask = self._positions <= widths[:, None]
+            return self.cost.estimate(widths, depth, float((lookup_rates * mask).sum()))
+
         return Optimum(
             depth,
             np.minimum(widths, bounds),
@@ -538,7 +551,7 @@ class DepthPlanner:
             min_depth,
             survival,
             best_rates,
-            seconds[depths, best],
+            get_seconds,
             token_s,
             free_depth,
         )

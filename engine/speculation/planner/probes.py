@@ -11,7 +11,7 @@ requests are probed without waiting.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +23,12 @@ from eaglegate.engine.speculation.planner.step_cost import WINDOW
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.integer[Any]]
 
-PROBE_SHARE = 0.005
-"""Share of the time that deeper probes may take, and that shallower ones may."""
+PROBE_SHARE = 0.007
+"""Share of the time that probes of acceptance may take."""
+TIMING_SHARE = 0.003
+"""Share of the time that probes of times may take."""
 SAVED_STEPS = 0.5
-"""Most that the budget saves, in steps."""
+"""Most that a budget saves, in steps. It lends as much while all requests are unknown."""
 COLD_TRIALS = 2.0
 """Trials of its own below which a request counts as unknown."""
 PROBE_ROWS = 8
@@ -59,8 +61,8 @@ class Optimum:
     rates: Floats
     """Committed tokens per second at every depth 0 .. K with the best widths; 0 where a depth is
     not open."""
-    seconds: Floats
-    """Seconds of a step at every depth 0 .. K with the best widths."""
+    get_seconds: Callable[[Ints, int], float]
+    """Returns the seconds of a step with these widths and this depth."""
     token_s: float
     """Seconds to verify one more draft token."""
     free_depth: int
@@ -86,6 +88,10 @@ class Optimum:
         """Return the time that ``tokens`` are worth."""
         return tokens / max(self.rate, 1e-9)
 
+    def get_added_s(self, widths: Ints, depth: int) -> float:
+        """Return the time that another plan takes longer than this one."""
+        return self.get_seconds(widths, depth) - self.get_seconds(self.widths, self.depth)
+
 
 @dataclass(frozen=True, slots=True)
 class Probe:
@@ -101,8 +107,9 @@ class Probe:
 class _Budget:
     """Time that probes may take: a share of all time."""
 
-    def __init__(self) -> None:
-        self._saved_s = 0.0
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._saved_s = self._step_s = 0.0
         self._limit_s = math.inf
         """Most that a probe is charged: what is saved in ``LONGEST_WAIT`` steps. A belief that
         makes probes dear could otherwise forbid the probe that would correct it."""
@@ -119,19 +126,22 @@ class _Budget:
 
     def save(self, step_s: float) -> None:
         """Add the share of a step, up to half a step or to the price that was not paid."""
-        self._limit_s = PROBE_SHARE * LONGEST_WAIT * step_s
+        self._step_s = step_s
+        self._limit_s = self._share * LONGEST_WAIT * step_s
         most_s = max(SAVED_STEPS * step_s, min(self._price_s, self._limit_s))
-        saved_s = min(self._saved_s + PROBE_SHARE * step_s, most_s)
+        saved_s = min(self._saved_s + self._share * step_s, most_s)
         self._saved_s = max(self._saved_s, saved_s)
 
     def refund(self, seconds: float) -> None:
         self._saved_s = min(self._saved_s + seconds, self._limit_s)
 
-    def pay(self, seconds: float) -> bool:
-        """Deduct a probe's expected loss; return False if there is too little."""
+    def pay(self, seconds: float, credit: float = 0.0) -> bool:
+        """Deduct a probe's expected loss; return False if there is too little. The budget lends
+        the share ``credit`` of what it saves at most."""
         price_s = min(seconds, self._limit_s)
-        if price_s > self._saved_s:
-            self._price_s = min(self._price_s, price_s)
+        lacking_s = price_s - credit * SAVED_STEPS * self._step_s
+        if lacking_s > self._saved_s:
+            self._price_s = min(self._price_s, lacking_s)
             return False
         self._saved_s -= max(0.0, price_s)
         return True
@@ -141,11 +151,13 @@ class Probes:
     """Choice of probes for one planner."""
 
     def __init__(self) -> None:
-        self._times, self._drafts = _Budget(), _Budget()
+        self._times, self._drafts = _Budget(TIMING_SHARE), _Budget(PROBE_SHARE)
         """Budgets of probes of step times and of acceptance. Neither starves the other."""
         self._doubtful_s = 0.0
         """Price of the last deeper probe if most of its drafts were believed to be rejected, until
         they are verified."""
+        self._payer = self._drafts
+        """Budget that paid it."""
         self._wait = 1
         self._waited = 0
         self._untimed = TIMING_GAP
@@ -177,7 +189,7 @@ class Probes:
         """Pay a doubtful probe back if most of its drafts were accepted, and probe again without a
         wait. Without outcomes the probe is not verified yet."""
         if 2 * sum(outcomes) > len(outcomes):
-            self._drafts.refund(self._doubtful_s)
+            self._payer.refund(self._doubtful_s)
             self.restart()
         if outcomes:
             self._doubtful_s = 0.0
@@ -222,8 +234,9 @@ class Probes:
         tried = trials[:, optimum.depth]
         cold_mask = optimum.deepest & (tried < COLD_TRIALS) & (age < COLD_STEPS)
         if cold_mask.any():
-            rows = _limit_rows(cold_mask, tried)
-            return self._choose_deeper(optimum, rows, self._drafts, is_cold=True)
+            # What a probe teaches is worth most if no request is known, as in a burst.
+            rows, credit = _limit_rows(cold_mask, tried), float(cold_mask.mean())
+            return self._choose_deeper(optimum, rows, self._drafts, is_cold=True, credit=credit)
         if self._waited < self._wait:
             self._drafts.ask(0.0)
             return None
@@ -238,11 +251,11 @@ class Probes:
         positions = np.arange(1, optimum.depth + 1)
         survival = optimum.survival[:, : optimum.depth] * (positions <= optimum.widths[:, None])
         lost_s = optimum.get_tokens_s(float(survival[:, depth:].sum()))
-        lost_s -= float(optimum.seconds[optimum.depth] - optimum.seconds[depth])
-        if not self._times.pay(TIMING_STEPS * lost_s):
+        widths = np.minimum(optimum.widths, depth)
+        if not self._times.pay(TIMING_STEPS * (lost_s + optimum.get_added_s(widths, depth))):
             return None
         self._untimed = 0
-        return Probe(depth, np.minimum(optimum.widths, depth), steps=TIMING_STEPS)
+        return Probe(depth, widths, steps=TIMING_STEPS)
 
     def _choose_deeper(
         self,
@@ -251,17 +264,18 @@ class Probes:
         budget: _Budget,
         steps: int = 1,
         is_cold: bool = False,
+        credit: float = 0.0,
     ) -> Probe | None:
         """Choose the depth one above the best, for the requests in ``mask``."""
         depth = optimum.depth
-        cost_s = float(optimum.seconds[depth + 1] - optimum.seconds[depth])
-        cost_s += int(mask.sum()) * optimum.token_s
+        widths = np.where(mask, depth + 1, optimum.widths)
         survival = optimum.survival[mask, depth]
-        price_s = steps * (cost_s - optimum.get_tokens_s(float(survival.sum())))
-        if not budget.pay(price_s):
+        lost_s = -optimum.get_tokens_s(float(survival.sum()))
+        price_s = steps * (lost_s + optimum.get_added_s(widths, depth + 1))
+        if not budget.pay(price_s, credit):
             return None
         self._doubtful_s = max(0.0, price_s) if survival.mean() < 0.5 else 0.0
-        widths = np.where(mask, depth + 1, optimum.widths)
+        self._payer = budget
         return Probe(depth + 1, widths, is_cold, steps)
 
 

@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from eaglegate.engine.speculation.planner.step_graphs import GraphMode, StepGraphs
 
 Floats = NDArray[np.floating[Any]]
+Ints = NDArray[np.integer[Any]]
 Row = list[float]
 Cell = tuple[int, int, int, int, int]
 """Classes of batch size, verified tokens and prompt tokens, with the depth and the graph mode."""
@@ -380,9 +381,15 @@ class StepCostModel:
         weight = terms.piecewise if mode is GraphMode.PIECEWISE else terms.no_graph
         return weight * math.exp(self._speed)
 
-    def estimate(self, batch: int, num_verified: float, depth: int, mode: GraphMode) -> float:
-        """Return the expected seconds of a step at this depth that verifies ``num_verified`` padded
-        tokens."""
+    def estimate(self, widths: Ints, depth: int, found: float | None = None) -> float:
+        """Return the expected seconds of a step that verifies ``widths`` and makes ``depth`` draft
+        tokens for each request. ``found`` is the number of tokens of ``widths`` that exist; None
+        for all."""
+        batch, mode = len(widths), GraphMode.FULL
+        num_verified = float(widths.sum()) if found is None else found
+        if self.graphs is not None:
+            mode = self.graphs.find_mode(widths.tolist())
+            num_verified = self.graphs.pad(batch + num_verified) - batch
         seconds = self._estimate(batch, np.full(self.depth + 1, num_verified))[depth]
         return float(seconds) + self.get_extra_s(batch, mode)
 

@@ -29,7 +29,7 @@ def prefer_uniform(
     seconds = cost.seconds(batch, depths * float(batch))
     tokens = batch + np.concatenate([[0.0], np.cumsum(optimum.survival.sum(axis=0))])
     rates = tokens / seconds
-    rate, depth = _compute_rate(optimum, cost, graphs), None
+    rate, depth = _compute_rate(optimum), None
     for candidate in _list_depths(graphs, floors, batch):
         candidate_rate = float(rates[candidate]) * (1 + gain * (candidate == last_depth))
         if candidate_rate >= rate * (1 - gain * (depth is None)):
@@ -37,7 +37,7 @@ def prefer_uniform(
     if depth is None:
         return optimum
     widths = np.full(batch, depth)
-    return replace(optimum, depth=depth, widths=widths, rates=rates, seconds=seconds)
+    return replace(optimum, depth=depth, widths=widths, rates=rates)
 
 
 def _list_depths(graphs: StepGraphs, floors: Sequence[int], batch: int) -> Iterator[int]:
@@ -49,11 +49,8 @@ def _list_depths(graphs: StepGraphs, floors: Sequence[int], batch: int) -> Itera
             yield depth
 
 
-def _compute_rate(optimum: Optimum, cost: StepCostModel, graphs: StepGraphs) -> float:
+def _compute_rate(optimum: Optimum) -> float:
     """Return the tokens per second of the best plan with its own widths."""
     batch, positions = len(optimum.bounds), np.arange(1, optimum.depth + 1)
     survival = optimum.survival[:, : optimum.depth] * (positions <= optimum.widths[:, None])
-    mode = graphs.find_mode(optimum.widths.tolist())
-    num_verified = graphs.pad(batch + int(optimum.widths.sum())) - batch
-    seconds = cost.estimate(batch, num_verified, optimum.depth, mode)
-    return float((batch + survival.sum()) / seconds)
+    return float(batch + survival.sum()) / optimum.get_seconds(optimum.widths, optimum.depth)

@@ -18,6 +18,7 @@ from tests.engine.speculation.regret_sim import (
     profiled,
     run,
 )
+from tests.engine.speculation.serving_sim import H100_CONTEXTS, Traffic, make_planned
 
 NOTHING = Kind("nothing accepted", (0.03,), 80)
 HOSTILE = Kind("hostile", (0.3, 0.2, 0.15), 80)
@@ -55,3 +56,12 @@ def test_changes_of_traffic_are_found_within_thirty_steps(batch: int, seed: int)
     depths = [depth for _, _, depth in friendly.steps]
     assert sum(depth == 0 for _, _, depth in nothing.steps) > 0.9 * len(nothing.steps)
     assert all(depths[30:100])
+
+
+@pytest.mark.parametrize("batch", [256, 512])
+def test_a_batch_larger_than_any_timed_one_is_drafted_for_at_once(batch: int) -> None:
+    """A probe of a few requests is priced as such, and a plan ends with the times behind it."""
+    engine = make_planned(H100_CONTEXTS, DEPTH)
+    result = engine.run(Traffic((FRIENDLY,), batch, batch), seed=0)
+    depths = [depth for _, _, depth in result.steps]
+    assert min(depths[20:25]) >= 2

@@ -413,6 +413,18 @@ def test_a_plan_is_kept_while_nothing_is_learnt() -> None:
     assert planner.plan(names, [DEPTH, 0]).widths[1] == 0
 
 
+def test_a_plan_is_made_anew_after_two_steps_of_another_time() -> None:
+    planner = DepthPlanner(DEPTH)
+    planner.begin("a", "chat", "key")
+    for _ in range(20):
+        planner.observe_step(ObservedStep(1, 0, 0, 0.01))
+    plan = planner.plan(["a"], [0])
+    planner.observe_step(ObservedStep(1, 0, 0, 0.05))
+    assert planner.plan(["a"], [0]) is plan, "one step may be an outlier"
+    planner.observe_step(ObservedStep(1, 0, 0, 0.05))
+    assert planner.plan(["a"], [0]) is not plan
+
+
 def test_a_plan_is_kept_while_all_drafts_are_accepted() -> None:
     planner = profiled(DepthPlanner(DEPTH))
     planner.begin("a", "chat", "")

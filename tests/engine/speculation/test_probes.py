@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -25,12 +27,22 @@ KNOWN = np.full((1, DEPTH), 100.0)
 OLD = np.array([100])
 
 
-def make_optimum(depth: int = 1, extra_s: float = 0.002, survives: float = 0.0) -> Optimum:
-    """A step of 10 ms; one deeper costs ``extra_s`` more, and a draft there ``survives``."""
-    seconds = 0.01 + extra_s * (np.arange(DEPTH + 1) - depth)
-    survival = np.full((1, DEPTH), survives)
-    widths, bounds = np.array([depth]), np.array([DEPTH])
-    return Optimum(depth, widths, bounds, 0, survival, RATES, seconds, 0.0, depth)
+def make_optimum(
+    depth: int = 1,
+    extra_s: float = 0.002,
+    survives: float = 0.0,
+    token_s: float = 0.0,
+    requests: int = 1,
+) -> Optimum:
+    """A step of 10 ms; one deeper costs ``extra_s`` more, a token ``token_s``, and a draft there
+    ``survives``."""
+
+    def get_seconds(widths: np.ndarray, step_depth: int) -> float:
+        return 0.01 + extra_s * (step_depth - depth) + token_s * int(widths.sum() - depth)
+
+    survival = np.full((requests, DEPTH), survives)
+    widths, bounds = np.full(requests, depth), np.full(requests, DEPTH)
+    return Optimum(depth, widths, bounds, 0, survival, RATES, get_seconds, token_s, depth)
 
 
 def choose(probes: Probes, best: Optimum, trials: np.ndarray = KNOWN, age: np.ndarray = OLD):
@@ -66,7 +78,8 @@ def test_unknown_requests_are_tried_within_the_same_share() -> None:
         assert probe is None or probe.is_cold
         made += probe is not None
         probes.save(0.01)
-    assert 0 < made * 0.002 <= PROBE_SHARE * 1000 * 0.01
+    loan_s = SAVED_STEPS * 0.01
+    assert 0 < made * 0.002 <= PROBE_SHARE * 1000 * 0.01 + loan_s
 
 
 def test_a_probe_that_is_worth_its_time_costs_nothing() -> None:
@@ -85,6 +98,34 @@ def test_a_probe_whose_drafts_are_accepted_unexpectedly_is_paid_back() -> None:
     probes.conclude([True, False, False])
     assert not probes.is_doubtful
     assert choose(probes, best) is None
+
+
+def test_a_probe_of_times_is_paid_back_to_its_own_budget() -> None:
+    probes, best = make_rich(), make_optimum(extra_s=0.002, survives=0.01)
+    deeper_untimed = np.where(np.arange(DEPTH + 1) > best.depth, 0.0, 100.0)
+    probes.restart()
+    assert choose(probes, best) is not None
+    probes.restart()
+    assert choose(probes, best) is not None
+    probes.restart()
+    assert choose(probes, best) is None, "the budget of acceptance is spent"
+    for _ in range(LONGEST_WAIT):
+        probes.count_step()
+    assert probes.choose(best, deeper_untimed, KNOWN, OLD) is not None
+    probes.conclude([True])
+    assert choose(probes, best) is None
+
+
+def test_a_loan_pays_for_a_probe_of_a_burst_and_not_of_one_newcomer() -> None:
+    age, trials = np.zeros(16, dtype=int), np.zeros((16, DEPTH))
+    best = make_optimum(extra_s=0.002, requests=16)
+    probes = Probes()
+    probes.save(0.01)
+    age[1:] = 100
+    assert choose(probes, best, trials, age) is None
+    burst = choose(probes, best, trials, 0 * age)
+    assert burst is not None
+    assert burst.is_cold
 
 
 def test_the_budget_saves_up_no_more_than_part_of_a_step() -> None:
@@ -114,18 +155,11 @@ def test_each_probe_that_changes_nothing_is_waited_for_twice_as_long() -> None:
 def test_nothing_lies_beside_the_greatest_depth_or_a_bound() -> None:
     assert choose(Probes(), make_optimum(depth=DEPTH, survives=0.9)) is None
     best = make_optimum(survives=0.9)
-    bounded = Optimum(
-        best.depth, best.widths, np.array([1]), 0, best.survival, best.rates, best.seconds, 0.0, 1
-    )
-    assert choose(Probes(), bounded) is None
+    assert choose(Probes(), replace(best, bounds=np.array([1]))) is None
 
 
 def test_a_probe_is_one_deeper_for_those_that_verify_all() -> None:
-    best = make_optimum(survives=0.9)
-    two = Optimum(
-        1, np.array([1, 0]), np.array([4, 4]), 0, np.full((2, DEPTH), 0.9), RATES, best.seconds,
-        0.0, 1,
-    )  # fmt: skip
+    two = replace(make_optimum(survives=0.9, requests=2), widths=np.array([1, 0]))
     probes = Probes()
     probes.count_step()
     probe = probes.choose(two, TIMED_ALL, np.full((2, DEPTH), 100.0), np.array([100, 100]))
@@ -187,23 +221,16 @@ def test_a_request_is_unknown_while_it_is_young_and_hardly_tried(
 
 def test_no_probe_is_made_for_nobody() -> None:
     best = make_optimum()
-    nobody = Optimum(1, np.array([1]), np.array([1]), 0, best.survival, RATES, best.seconds, 0.0, 1)
-    assert choose(make_rich(), nobody) is None
+    assert choose(make_rich(), replace(best, bounds=np.array([1]))) is None
     assert choose(make_rich(), best) is not None
 
 
 def test_a_probe_pays_for_the_tokens_that_it_verifies() -> None:
     """Deeper drafts take no time here, and each token that is verified takes 4 ms."""
-    best = make_optimum(extra_s=0.0)
-
-    def make(requests: int) -> Optimum:
-        ones = np.ones(requests, dtype=int)
-        none = np.zeros((requests, DEPTH))
-        return Optimum(1, ones, DEPTH * ones, 0, none, RATES, best.seconds, 0.004, 1)
-
+    one, two = (make_optimum(extra_s=0.0, token_s=0.004, requests=n) for n in (1, 2))
     known, old = np.full((2, DEPTH), 100.0), np.array([100, 100])
-    assert choose(make_rich(), make(1), known[:1], old[:1]) is not None
-    assert choose(make_rich(), make(2), known, old) is None, "8 ms are more than the 5 it has"
+    assert choose(make_rich(), one, known[:1], old[:1]) is not None
+    assert choose(make_rich(), two, known, old) is None, "8 ms are more than the 5 it has"
 
 
 def test_a_depth_is_timed_until_its_time_is_known() -> None:

@@ -72,6 +72,18 @@ def test_requests_that_asked_for_a_depth_keep_it() -> None:
     assert plan([7, 2, 7, 7], [0.9] * 4, [0, 2, 0, 0])[1] == 2
 
 
+def test_the_price_of_a_token_is_that_of_the_plan_with_equal_widths() -> None:
+    planner = profiled(DepthPlanner(DEPTH, graphs=LARGE.graphs), LARGE)
+    names = ["a", "b", "c", "d"]
+    for name in names:
+        planner.begin(name, "kind", "")
+    for _ in range(30):
+        planner.observe(names, [DEPTH] * 4, [7, 7, 3, 0])
+        step_plan = planner.plan(names, [DEPTH] * 4)
+    assert step_plan.widths == [step_plan.depth] * 4
+    assert planner.get_token_price(4) == pytest.approx(step_plan.token_price)
+
+
 def test_the_extra_time_without_a_graph_is_learnt() -> None:
     model = profiled(DepthPlanner(DEPTH, graphs=LARGE.graphs), LARGE).cost
     for _ in range(40):
@@ -101,7 +113,7 @@ def test_without_graphs_nothing_changes() -> None:
         0,
         survival,
         np.ones(DEPTH + 1),
-        np.ones(DEPTH + 1),
+        lambda widths, depth: 1.0,
         0.001,
         2,
     )

@@ -1,0 +1,188 @@
+"""A simulated engine that serves prompts and answers, for the planner and for fixed depths.
+
+It has what ``regret_sim`` leaves out: prompts in chunks, contexts that grow, arrivals in laps and
+at random, and any K. Engines serve equal requests for equal seeds: whether a draft of a request's
+n-th token is accepted depends on a number drawn for that token, and on the draft's position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eaglegate.engine.speculation.planner.planner import DepthPlanner
+from eaglegate.engine.speculation.planner.step_cost import ObservedStep
+from eaglegate.engine.speculation.planner.step_graphs import GraphMode
+from tests.engine.speculation.regret_sim import H100, CpuTable, GpuTable, Kind, step_ms
+
+Ints = NDArray[np.integer]
+Table = CpuTable | GpuTable
+H100_CONTEXTS = replace(H100, request_ms=0.045)
+"""With the time to read a context: at 30,000 tokens a step of one stream took 1.35 ms longer than
+at 200 (docs/gpu-results.md, long prompts, no draft)."""
+STEP_TOKENS = 8192
+"""Tokens of a step. Prompts get what decoding requests leave."""
+DRAFT_LAYERS = 1 / 32
+"""The draft's layers over the target's, and so its time to read a context."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """``requests`` requests, at most ``batch`` at a time; ``kinds`` take turns."""
+
+    kinds: tuple[Kind, ...]
+    batch: int
+    requests: int
+    prompt: int = 20
+    """Prompt tokens that are not in the prefix cache."""
+    context: int = 700
+    arrivals: str | float = "loop"
+    """``loop``: a request follows each one that ends; ``laps``: a batch follows a batch; or the
+    requests per second, at random."""
+
+
+@dataclass
+class Result:
+    seconds: float = 0.0
+    stream_s: float = 0.0
+    tokens: int = 0
+    steps: list[tuple[float, int, int]] = field(default_factory=list)
+    """Seconds, tokens and depth of every step."""
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def user_rate(self) -> float:
+        """Tokens per second of a stream, for random arrivals."""
+        return self.tokens / self.stream_s
+
+
+def take_ms(
+    table: Table, widths: Ints, depth: int, prompt: int = 0, context: float = 0.0
+) -> tuple[float, GraphMode]:
+    """Return the milliseconds of a step and its graph mode. ``context`` counts the tokens that all
+    requests have read."""
+    batch, verified = len(widths), int(widths.sum())
+    if isinstance(table, CpuTable):
+        return step_ms(max(batch, 1), verified, depth) + 0.3 * prompt, GraphMode.FULL
+    graphs, context_ms = table.graphs, table.request_ms * context / 1000
+    mode = graphs.find_mode(widths.tolist())
+    tokens = graphs.pad(batch + verified + prompt)
+    if prompt:
+        mode = GraphMode.NONE if tokens > graphs.sizes[-1] else GraphMode.PIECEWISE
+    target = table.base_ms + table.token_ms * tokens + context_ms
+    target += table.compute_ms * max(0.0, tokens - table.knee)
+    target += (0.0, table.piecewise_ms, 3 * table.piecewise_ms)[mode]
+    passes = depth + (depth > 0)
+    return target + passes * (table.draft_ms + DRAFT_LAYERS * context_ms), mode
+
+
+class Engine:
+    """An engine with a planner or a fixed depth, which has graphs of its own."""
+
+    def __init__(
+        self,
+        table: Table,
+        max_depth: int,
+        planner: DepthPlanner | None = None,
+        depth: int = 0,
+        noise: float = 0.05,
+    ) -> None:
+        if planner is None and isinstance(table, GpuTable):
+            table = replace(table, graphs=replace(table.graphs, widths=(depth,)))
+        self.table, self.max_depth, self.planner, self.depth = table, max_depth, planner, depth
+        self._noise, self._names = noise, 0
+
+    def run(self, traffic: Traffic, seed: int) -> Result:
+        """Serve all requests."""
+        t, k, result = traffic, self.max_depth, Result()
+        draw, noise = np.random.default_rng([seed, 1]), np.random.default_rng([seed, 2])
+        kinds = [t.kinds[i % len(t.kinds)] for i in range(t.requests)]
+        curves = np.array([(kd.acceptance + (kd.acceptance[-1],) * k)[:k] for kd in kinds])
+        lengths = np.array([kd.tokens for kd in kinds])
+        if t.arrivals != "laps":
+            lengths = (lengths * draw.uniform(0.6, 1.4, t.requests)).astype(int)
+        luck = draw.random((t.requests, lengths.max() + k + 1), dtype=np.float32)
+        gaps = draw.exponential(1 / t.arrivals, t.requests) if isinstance(t.arrivals, float) else 0
+        times = np.cumsum(gaps * np.ones(t.requests))
+        made, width = np.zeros((2, t.requests), dtype=np.int64)
+        prompt, context = np.full(t.requests, t.prompt), np.full(t.requests, t.context)
+        positions, running, following = np.arange(k), np.zeros(0, dtype=np.int64), 0
+        first = self._names
+        self._names += t.requests
+        while len(running) or following < t.requests:
+            if not len(running):
+                result.seconds = max(result.seconds, times[following])
+            room = t.batch - len(running) if t.arrivals != "laps" or not len(running) else 0
+            due = int(np.searchsorted(times, result.seconds, side="right"))
+            arrivals = np.arange(following, min(due, following + room))
+            following += len(arrivals)
+            self._begin(first + arrivals)
+            running = np.concatenate([running, arrivals])
+            decoding = running[prompt[running] == 0]
+            verified = width[decoding]
+            # Prompts are read in the order of their arrival, up to the tokens of a step.
+            queue = np.concatenate([[0], np.cumsum(prompt[running])])
+            read = np.minimum(queue, STEP_TOKENS - len(decoding) - int(verified.sum()))
+            prompt[running] -= np.diff(read)
+            ready = running[prompt[running] == 0]
+            depth, widths = self._choose(first + ready, np.minimum(lengths - made - 1, k)[ready])
+            chunk, read_tokens = int(read[-1]), float(context[decoding].sum())
+            ms, mode = take_ms(self.table, verified, depth, chunk, read_tokens)
+            hits = luck[decoding[:, None], made[decoding][:, None] + positions] < curves[decoding]
+            hits &= positions < verified[:, None]
+            accepted = np.cumprod(hits, axis=1).sum(axis=1)
+            tokens = np.zeros(t.requests, dtype=np.int64)
+            tokens[ready] = 1
+            tokens[decoding] += accepted
+            np.minimum(tokens, lengths - made, out=tokens)
+            made, context, width[ready] = made + tokens, context + tokens, widths
+            result.seconds += ms / 1e3
+            result.stream_s += ms / 1e3 * len(running)
+            result.tokens += int(tokens.sum())
+            result.steps.append((ms / 1e3, int(tokens.sum()), depth))
+            ended = running[made[running] >= lengths[running]]
+            if self.planner and len(decoding):
+                names = [str(first + row) for row in decoding]
+                self.planner.observe(names, verified.tolist(), accepted.tolist())
+                factor = noise.lognormal(0, self._noise)
+                factor *= 4 if noise.random() < self._noise / 10 else 1
+                content = len(names), int(verified.sum()), depth, ms / 1e3 * factor, chunk, mode
+                self.planner.observe_step(ObservedStep(*content))
+            self._end(first + ended)
+            running = running[made[running] < lengths[running]]
+        return result
+
+    def _begin(self, names: Ints) -> None:
+        for name in names if self.planner else ():
+            self.planner.begin(str(name), "chat/answer/1k", "team")
+
+    def _end(self, names: Ints) -> None:
+        for name in names if self.planner else ():
+            self.planner.end(str(name))
+
+    def _choose(self, names: Ints, bounds: Ints) -> tuple[int, Ints]:
+        if not self.planner or not len(names):
+            return self.depth, np.full(len(names), self.depth)
+        plan = self.planner.plan([*map(str, names.tolist())], np.maximum(bounds, 0).tolist())
+        return plan.depth, np.array(plan.widths)
+
+
+def make_planned(table: Table, max_depth: int, noise: float = 0.05) -> Engine:
+    """Return an engine whose planner has seen the steps of the warm-up (``list_batches``)."""
+    planner = DepthPlanner(max_depth, graphs=table.graphs)
+    middles = sorted({1, (max_depth + 1) // 2} - {max_depth})
+    shapes = [[d] * b for b in (1, 4, 16) for d in (0, max_depth, *middles)]
+    shapes += [[d, 0] * (b // 2) for b in (4, 16) for d in sorted({*middles, max_depth})]
+    if table.graphs is not None:
+        shapes += [[d] * b for b in (64, 256) for d in sorted({0, *middles, max_depth})]
+    for widths in map(np.array, shapes):
+        for verified in (0 * widths, widths, widths):
+            ms, mode = take_ms(table, verified, depth := int(widths.max()), 0, 30.0 * len(widths))
+            step = ObservedStep(len(widths), int(verified.sum()), depth, ms / 1e3, mode=mode)
+            planner.cost.observe(step)
+    return Engine(table, max_depth, planner, noise=noise)
