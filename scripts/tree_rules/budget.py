@@ -12,13 +12,13 @@ from .tree import ROOMS, Tree
 
 LINES = {
     "server": 21_750,
-    "engine": 23_810,
+    "engine": 23_850,
     "observability": 4_700,
     "features": 12_440,
     "text": 13_500,
     "lab": 15_950,
     "src": 100,
-    "tests": 76_600,
+    "tests": 76_720,
     "scripts": 2_300,
     "deploy": 1_150,
     "docs": 200,
