@@ -14,7 +14,7 @@ LINES = {
     "server": 21_750,
     "engine": 23_850,
     "observability": 4_700,
-    "features": 12_440,
+    "features": 12_460,
     "text": 13_500,
     "lab": 15_950,
     "src": 100,

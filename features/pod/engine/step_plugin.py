@@ -48,18 +48,22 @@ class PodRecorder(StepPlugin):
         names = getattr(output, DECODING, ())
         if not names:
             return
-        step: dict[str, float] = defaultdict(float, steps=1.0)
-        for name in names:
-            drafted, accepted = account.counts.get(name, (0, 0))
-            step["decode_steps"] += 1
-            step["tokens"] += 1 + accepted
-            if drafted:
-                step["verify_steps"] += 1
-                step["drafted"] += drafted
-                step["accepted"] += accepted
-            else:
-                step[find_undrafted_reason(account.depths.get(name, 0)).value] += 1
-        step["depths"] = get_draft_depth(output)
+        verified = [pair for pair in account.counts.values() if pair[0]]
+        accepted = sum(accepted for _, accepted in verified)
+        step: dict[str, float] = {
+            "steps": 1,
+            "decode_steps": len(names),
+            "verify_steps": len(verified),
+            "drafted": sum(drafted for drafted, _ in verified),
+            "accepted": accepted,
+            "tokens": len(names) + accepted,
+            "depths": get_draft_depth(output),
+        }
+        if len(verified) < len(names):
+            for name in names:
+                if not account.counts.get(name, (0, 0))[0]:
+                    reason = find_undrafted_reason(account.depths.get(name, 0)).value
+                    step[reason] = step.get(reason, 0) + 1
         if (seconds := account.seconds) is not None:
             step["timed_steps"] = 1
             step["timed_tokens"] = step["tokens"]
