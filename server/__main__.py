@@ -149,6 +149,8 @@ def _prove(argv: list[str]) -> int:
     """Run ``prove``. Return 0 if all checks passed, 1 if one failed, 3 if none failed but one was
     inconclusive.
     """
+    if any(word.partition("=")[0] == "--server" for word in argv):
+        return int(_lab("prove.server").main(argv))
     progress = StartupProgress()
     try:
         ProveSettings = _lab("prove.settings").ProveSettings

@@ -1,0 +1,111 @@
+"""``eaglegate prove --server URL``: check a ``vllm serve`` in which eaglegate runs (docs/pod.md).
+
+Each prompt is answered at depth 0 and at the server's own choice, greedy and one at a time: the
+texts must be equal. The pod's accounts must grow by as much as vLLM's own counters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+
+import httpx
+
+QUESTIONS = Path(__file__).parents[1] / "measure" / "data" / "chat.jsonl"
+COUNTERS = {
+    "eaglegate_pod_verify_steps_total": "vllm:spec_decode_num_drafts_total",
+    "eaglegate_pod_draft_tokens_total": "vllm:spec_decode_num_draft_tokens_total",
+    "eaglegate_pod_accepted_tokens_total": "vllm:spec_decode_num_accepted_tokens_total",
+}
+TIMEOUT_S = 300.0
+
+
+def sum_series(exposition: str) -> Counter[str]:
+    """Sum up a Prometheus page by name of series."""
+    sums = Counter[str]()
+    for line in exposition.splitlines():
+        if line and not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            sums[name.partition("{")[0]] += float(value)  # type: ignore[assignment]
+    return sums
+
+
+def read_prompts(number: int) -> Iterable[list[dict[str, str]]]:
+    """Yield the first message of each of ``number`` conversations."""
+    with QUESTIONS.open(encoding="utf-8") as file:
+        for line in islice(file, number):
+            yield json.loads(line)["steps"][0]
+
+
+class Server:
+    """A running ``vllm serve``."""
+
+    def __init__(self, client: httpx.AsyncClient, model: str) -> None:
+        self._client = client
+        self._model = model
+
+    async def answer(self, messages: list[dict[str, str]], depth: int | None, tokens: int) -> str:
+        body = {"model": self._model, "messages": messages, "temperature": 0, "max_tokens": tokens}
+        if depth is not None:
+            body["vllm_xargs"] = {"num_speculative_tokens": depth}
+        reply = await self._client.post("/v1/chat/completions", json=body)
+        reply.raise_for_status()
+        return json.dumps(reply.json()["choices"][0]["message"])
+
+    async def count(self) -> Counter[str]:
+        reply = await self._client.get("/metrics")
+        return sum_series(reply.raise_for_status().text)
+
+
+async def prove(arguments: argparse.Namespace) -> list[tuple[bool, str]]:
+    """Return each check's result and sentence. Raises httpx.HTTPError."""
+    key = os.environ.get("EAGLEGATE_SERVER_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with httpx.AsyncClient(
+        base_url=arguments.server, headers=headers, timeout=TIMEOUT_S
+    ) as client:
+        models = (await client.get("/v1/models")).raise_for_status().json()["data"]
+        server = Server(client, models[0]["id"])
+        before = await server.count()
+        if "eaglegate_pod_info" not in before:
+            return [(False, "pod: no eaglegate_pod_info on /metrics: is --scheduler-cls set?")]
+        prompts = [*read_prompts(arguments.prompts)]
+        pairs = [
+            [await server.answer(prompt, depth, arguments.max_tokens) for depth in (0, None)]
+            for prompt in prompts
+        ]
+        grown = await server.count()
+    grown.subtract(before)
+    num_equal = sum(plain == drafted for plain, drafted in pairs)
+    texts = f"texts: {num_equal} of {len(pairs)} are equal at depth 0 and at the server's choice"
+    counts = [(ours, theirs, grown[ours], grown[theirs]) for ours, theirs in COUNTERS.items()]
+    return [
+        (num_equal == len(pairs), texts),
+        *(
+            (own == other, f"accounts: {ours} grew by {own:g}, {theirs} by {other:g}")
+            for ours, theirs, own, other in counts
+        ),
+        (grown[next(iter(COUNTERS))] > 0, "speculation: drafts were verified"),
+    ]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Return 0 if all checks passed, 1 if one failed, 2 if the server cannot be asked."""
+    parser = argparse.ArgumentParser(prog="eaglegate prove", description=__doc__)
+    parser.add_argument("--server", required=True, metavar="URL", help="address of vllm serve")
+    parser.add_argument("--prompts", type=int, default=24, help="number of prompts")
+    parser.add_argument("--max-tokens", type=int, default=100, help="length of an answer")
+    try:
+        results = asyncio.run(prove(parser.parse_args(argv)))
+    except (httpx.HTTPError, ValueError, LookupError) as error:
+        print(f"eaglegate prove: the server cannot be asked: {error}")
+        return 2
+    for passed, sentence in results:
+        print(f"{'pass' if passed else 'FAIL'}  {sentence}")
+    return 0 if all(passed for passed, _ in results) else 1
