@@ -22,6 +22,7 @@ from tests.conftest import ROOT
 from tests.workers import MODEL, OURS, vllm_worker
 
 IN_FLIGHT = 12
+REPORT_S = 60.0
 
 
 async def audit(fleet: AuditedFleet, answers: int) -> None:
@@ -45,7 +46,7 @@ def describe(fleet: AuditedFleet, took_s: float) -> str:
     outcomes = Counter((record.choosing.value, record.outcome.value) for record in records)
     return "\n".join((
         f"{len(records)} audits of {tokens} tokens in {took_s:.0f} s: "
-        f"{spent_s / len(records):.3f} s each; dropped: {dict(Counter(fleet.drops))}",
+        f"{spent_s / max(1, len(records)):.3f} s each; dropped: {dict(Counter(fleet.drops))}",
         *(f"{choosing} {outcome}: {count}" for (choosing, outcome), count in outcomes.items()),
         *(f"{row['name']} {row['version']}: {row['near_tie_nats']} nats" for row in workers),
         *(f"{name}: {row}" for name, row in fleet.auditor.describe()["evidence"].items()),
@@ -53,10 +54,14 @@ def describe(fleet: AuditedFleet, took_s: float) -> str:
 
 
 async def run(urls: Sequence[str], answers: int) -> None:
+    """Print a report each minute, so that a run may be ended at any time."""
     async with audited_fleet(MODEL, urls) as fleet:
         start = time.monotonic()
-        await audit(fleet, answers)
-        print(describe(fleet, time.monotonic() - start), flush=True)
+        work = asyncio.create_task(audit(fleet, answers))
+        while not work.done():
+            await asyncio.wait([work], timeout=REPORT_S)
+            print(describe(fleet, time.monotonic() - start), flush=True)
+        work.result()
 
 
 def main() -> None:

@@ -172,11 +172,6 @@ class WorkerScorer(ScoresAnswers):
             self.table = first[:TABLE]
         return None
 
-    def describe(self) -> str:
-        """Describe the worker, its version and its speculation, as far as known."""
-        version = f", vLLM {self.worker.version}" if self.worker.version else ""
-        return f"{self.worker.name}{version} ({self.session.info.speculation.summary})"
-
 
 def _check_places(places: Sequence[PositionLogprobs | None] | None, count: int) -> Places:
     """Return the log probabilities of all places. Raises EngineFailed."""
@@ -237,7 +232,10 @@ class WorkerPanel:
                     and session is not None
                     and self.probed.get(worker.name) is not session
                 ):
-                    await self._add(worker, session)
+                    try:
+                        await self._add(worker, session)
+                    except Exception:
+                        log.exception("probe of worker %s failed; it is not audited", worker.name)
                     self.probed[worker.name] = session
             for name in self.probed.keys() - self.fleet.workers.keys():
                 self._remove(name)
@@ -340,16 +338,16 @@ class WorkerPanel:
 
     def accuse(self, answer: FinishedAnswer, record: AuditRecord, write: EvidenceWriter) -> None:
         """Raise the alarm for the worker that made a violated answer, once until it is released."""
-        scorer = self._scorers.get(answer.worker)
-        if scorer is None or FindingKind.AUDIT in scorer.worker.alarms:
+        worker = self.fleet.workers.get(answer.worker)
+        if worker is None or FindingKind.AUDIT in worker.alarms:
             return
         file = write(answer, record)
         is_held = self.holds and self.fleet.hold(answer.worker)
         state = "It gets no new requests" if is_held else "It serves on"
         hint = f" To see it again: eaglegate audit replay {file}" if file else ""
         self._warn(
-            scorer.worker, FindingKind.AUDIT,
-            f"{scorer.describe()} gave an answer that is not the target's: {record.detail} "
+            worker, FindingKind.AUDIT,
+            f"{_describe(worker)} gave an answer that is not the target's: {record.detail} "
             f"({record.choosing}, scored by {record.scorer}, answer {record.request}). {state} "
             f"until: eaglegate audit release {answer.worker}.{hint}",
         )  # fmt: skip
@@ -402,6 +400,13 @@ async def _probe(scorer: WorkerScorer, text: Sequence[int]) -> str | None:
         except (EngineError, TimeoutError) as error:
             return f"its scores could not be read: {error or 'no answer in time'}"
     return reason
+
+
+def _describe(worker: Worker) -> str:
+    """Describe a worker, its version and its speculation, as far as known."""
+    session = worker.session
+    facts = (f"vLLM {worker.version}", session.info.speculation.summary) if session else ()
+    return ", ".join((worker.name, *facts))
 
 
 def _explain_size(answer: FinishedAnswer, lane: AuditLane) -> str | None:
