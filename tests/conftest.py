@@ -59,7 +59,6 @@ CORE = (
     "e2e/test_first_light.py",
     "e2e/test_remote_worker.py",
     "e2e/test_start.py",
-    "e2e/test_tool_calls.py",
     "engine/vllm_backend/test_audits.py",
     "engine/vllm_backend/test_draft_swap.py",
     "engine/vllm_backend/test_images.py",

@@ -44,23 +44,32 @@ def ask(client: OpenAI, prompt: dict, **fields):
     return client.chat.completions.create(model="demo", **(limits | asked | fields))
 
 
-def text_of(message) -> tuple:
+def text_of(answer) -> tuple:
+    (choice,) = answer.choices
+    message = choice.message
     calls = [(c.function.name, c.function.arguments) for c in message.tool_calls or ()]
-    return message.content or "", getattr(message, "reasoning", None) or "", calls
+    reasoning = getattr(message, "reasoning", None) or ""
+    return message.content or "", reasoning, calls, choice.finish_reason
 
 
 def streamed(client: OpenAI, prompt: dict, **fields) -> tuple:
-    content, reasoning, calls = "", "", []
+    """The joined chunks; each call's id and name come once, and no piece is empty."""
+    content, reasoning, calls, finish = "", "", [], None
     for chunk in ask(client, prompt, stream=True, **fields):
         for choice in chunk.choices:
             content += choice.delta.content or ""
             reasoning += getattr(choice.delta, "reasoning", None) or ""
+            finish = choice.finish_reason or finish
             for call in choice.delta.tool_calls or ():
                 if call.id:
+                    assert call.index == len(calls)
                     calls.append((call.function.name, ""))
+                else:
+                    assert call.function.name is None
+                    assert call.function.arguments
                 name, arguments = calls[call.index]
-                calls[call.index] = (name, arguments + call.function.arguments)
-    return content, reasoning, calls
+                calls[call.index] = (name, arguments + (call.function.arguments or ""))
+    return content, reasoning, calls, finish
 
 
 def test_the_banner_says_which_speculation_and_why(demo_gateway):
@@ -72,11 +81,14 @@ def test_the_banner_says_which_speculation_and_why(demo_gateway):
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=[p["name"] for p in PROMPTS])
 def test_streamed_is_whole_is_without_speculation(client, prompt):
+    """Whole at planned depths, streamed at one of the three depths, and without drafts."""
     tools = {"tools": prompt["tools"]} if "tools" in prompt else {}
-    whole = text_of(ask(client, prompt, **tools).choices[0].message)
+    fixed = {"num_speculative_tokens": 1 + PROMPTS.index(prompt) % 3}
+    whole = text_of(ask(client, prompt, **tools))
+    assert streamed(client, prompt, extra_body=fixed, **tools) == whole
+    assert whole[2] or not prompt["name"].startswith("tool_call")
     plain = ask(client, prompt, extra_body={"num_speculative_tokens": 0}, **tools)
-    assert streamed(client, prompt, **tools) == whole
-    assert text_of(plain.choices[0].message) == whole
+    assert text_of(plain) == whole
 
 
 def test_a_tool_call_has_name_id_and_arguments(client):
@@ -113,8 +125,9 @@ def test_seeds_repeat(client):
     fields = {"temperature": 1.5, "seed": 11, "max_tokens": 40}
 
     def once():
-        answer = client.chat.completions.create(model="demo", messages=prompt["messages"], **fields)
-        return text_of(answer.choices[0].message)
+        return text_of(
+            client.chat.completions.create(model="demo", messages=prompt["messages"], **fields)
+        )
 
     assert once() == once()
 
