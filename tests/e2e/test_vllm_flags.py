@@ -54,25 +54,3 @@ def test_pages_of_an_allowed_origin_may_read_the_answer(client):
         model="demo", messages=LONG, max_tokens=4, extra_headers={"Origin": PAGE}
     )
     assert raw.headers["access-control-allow-origin"] == PAGE
-
-
-@pytest.mark.parametrize("steer", ["logit_bias", "bad_words", "min_p"])
-def test_fields_that_steer_sampling_work_beside_the_draft(client, steer):
-    """A ``min_p`` of 1 leaves only the likeliest token, so that sampling is greedy."""
-    free = ask(client).choices[0].message.reasoning
-    details = {"per_request_spec_decode_metrics": "summary"}
-    if steer == "min_p":
-        answer = ask(client, extra_body=details | {"min_p": 1.0, "temperature": 1.5})
-        assert answer.choices[0].message.reasoning == free
-    else:
-        hero = free.split()[4]
-        bans = {"bad_words": [hero]}
-        if steer == "logit_bias":
-            body = {"prompt": hero, "add_special_tokens": False}
-            url = f"{str(client.base_url).removesuffix('/v1/')}/tokenize"
-            (token, *_) = client.post(url, body=body, cast_to=object)["tokens"]
-            bans = {"logit_bias": {token: -100}}
-        answer = ask(client, extra_body=details | bans)
-        message = answer.choices[0].message
-        assert hero not in message.reasoning + (message.content or "")
-    assert answer.metrics["speculative_decoding"]["num_accepted_draft_tokens"] > 0
