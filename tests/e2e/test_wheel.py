@@ -105,6 +105,8 @@ def test_the_wheel_serves_and_its_commands_reach_the_gateway(installed, url, tmp
     assert "five" in answer["content"] or "red" in answer["content"]
     numbers = run(command, "top", url, "--once", cwd=tmp_path)
     assert "acceptance length" in numbers and "requests, newest first" in numbers
-    assert "eaglegate explain" in run(command, "explain", "--help", cwd=tmp_path)
+    (name,) = re.findall(r"chatcmpl-\w+", run(command, "explain", "--url", url, cwd=tmp_path))[:1]
+    told = run(command, "explain", "--url", url, name, cwd=tmp_path)
+    assert "wall time" in told and "decode" in told and "Count" not in told
     page = httpx.get(url)
     assert page.status_code == 200 and "<title>" in page.text

@@ -16,7 +16,7 @@ from eaglegate.engine.events import Ending, Finish, RequestTimes, Usage
 from eaglegate.engine.speculation.planner.planner import DepthPlanner
 from eaglegate.engine.types import DecodeStep, DepthReason, Drafter, Step, UndraftedReason
 from eaglegate.features.explanations import ring as explain
-from eaglegate.features.explanations.command import format_explanation, format_lists
+from eaglegate.features.explanations.command import format_explanation, format_lists, main
 from eaglegate.features.explanations.feature import follow
 from eaglegate.features.explanations.ring import ExplanationRing
 from eaglegate.observability.facts import AnswerAudited, RequestInterrupted
@@ -345,3 +345,8 @@ def test_the_text_names_every_part_that_took_time(traffic: Traffic) -> None:
     assert "grammar" not in text
     assert "from token     4: depth 0 (off), 1 step, 1 token, 100.0 ms" in text
     assert "preempted 2 times" in text
+
+
+def test_a_gateway_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--url", "http://127.0.0.1:9", "nobody"]) == 1
+    assert "127.0.0.1:9" in capsys.readouterr().err
