@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from io import BytesIO
 from typing import Any
 
@@ -17,12 +17,9 @@ from msgspec.structs import replace
 from vllm import envs
 from vllm.inputs import TokensPrompt
 
-from eaglegate.engine.base import SupportsKill
 from eaglegate.engine.errors import EngineError, RequestRejected
-from eaglegate.engine.steps import read_steps
-from eaglegate.engine.supervision.supervisor import SupervisedEngine
 from eaglegate.engine.totals import Totals
-from eaglegate.engine.types import EngineRequest, ImageInput
+from eaglegate.engine.types import EngineRequest
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.child_process import replace_environment
 from eaglegate.engine.vllm_backend.engine import VllmEngine
@@ -235,6 +232,7 @@ async def test_another_image_is_not_taken_from_the_prefix_cache(
     assert (await run(engine, salted)).cached_tokens == 0
 
 
+@pytest.mark.skipif(SECOND_RUNNER, reason="nothing of it runs in the engine")
 async def test_an_engine_for_text_alone_takes_no_images(
     vision_demo: VisionDemo, questions: Texts
 ) -> None:
@@ -264,46 +262,20 @@ async def test_an_answer_to_images_is_scored_with_them(
         assert (await get_scorer(engine).score(counted, wrong, "float32")).margins[5] > 0.01
 
 
-@pytest.mark.skipif(not SECOND_RUNNER, reason="a test through the gateway shows it")
-async def test_answers_continue_with_their_images_after_a_kill(
-    vision_demo: VisionDemo, engine: VllmEngine, requests: list[EngineRequest]
+async def test_answers_continue_with_their_images(
+    expected: tuple[Texts, Texts], engine: VllmEngine, requests: list[EngineRequest]
 ) -> None:
-    """One is resumed from its tokens, the other has a penalty and is replayed."""
-    whole = replace(requests[3].sampling, max_tokens=3 * TOKENS)
-    penalised = replace(whole, presence_penalty=0.2)
-    asked = [
-        replace(requests[3], id="resumed", sampling=whole),
-        replace(requests[2], id="replayed", sampling=penalised),
-    ]
-    undisturbed = texts(await run_all(engine, asked))
-    arguments = make_demo_arguments(**vision_demo.arguments(**SMALL))
-    supervised = SupervisedEngine(lambda: VllmEngine(arguments))
-    assert (await supervised.start()).image_input == ImageInput(PLACEHOLDER, 3)
-    try:
-        killing = supervised.capability(SupportsKill)
-        assert killing is not None
-        begun = [asyncio.Event() for _ in asked]
-        pairs = zip(asked, begun, strict=True)
-        answers = [asyncio.create_task(collect(supervised, *pair)) for pair in pairs]
-        for event in begun:
-            await event.wait()
-        assert killing.kill()
-        assert [await answer for answer in answers] == undisturbed
-        assert len(list(supervised.losses)) == 1
-    finally:
-        await supervised.aclose()
-
-
-async def collect(
-    engine: SupervisedEngine, request: EngineRequest, begun: asyncio.Event
-) -> tuple[int, ...]:
-    token_ids: list[int] = []
-    async with aclosing(read_steps(engine.generate, request)) as steps:
-        async for step in steps:
-            token_ids += step.token_ids
-            if len(token_ids) > 4:
-                begun.set()
-    return tuple(token_ids)
+    """After the loss of an engine, the next one gets the images and the tokens so far."""
+    for asked, answers in zip((requests, sampled(requests)), expected, strict=True):
+        rests = [
+            replace(
+                request,
+                prompt=request.prompt + answer[:5],
+                sampling=replace(request.sampling, max_tokens=TOKENS - 5),
+            )
+            for request, answer in zip(asked, answers, strict=True)
+        ]
+        assert texts(await run_all(engine, rests)) == [answer[5:] for answer in answers]
 
 
 @pytest.mark.skipif(SECOND_RUNNER, reason="the second runner finds slots by the tokens' indices")

@@ -203,6 +203,28 @@ async def test_every_field_in_one_seeded_batch(
         assert outcome.token_ids == expected.token_ids, mixed[number].id
         assert outcome.finish == expected.finish, mixed[number].id
         assert outcome.totals.imbalance == 0
+    await check_continued(engine, requests, want)
+
+
+async def check_continued(
+    engine: VllmEngine, requests: list[EngineRequest], want: list[Outcome]
+) -> None:
+    """Ask for the rest of answers, as after the loss of an engine: a seed counts positions."""
+    pairs = [
+        (request, outcome.token_ids)
+        for request, outcome in zip(requests, want, strict=True)
+        if request.id in ("none", "min_p", "top_k", "top_p")
+    ]
+    rests = [
+        replace(
+            request,
+            prompt=request.prompt + token_ids[:9],
+            sampling=replace(request.sampling, max_tokens=TOKENS - 9),
+        )
+        for request, token_ids in pairs
+    ]
+    for (request, token_ids), rest in zip(pairs, await run_all(engine, rests), strict=True):
+        assert rest.token_ids == token_ids[9:], request.id
 
 
 @pytest.mark.gpu_path
