@@ -23,10 +23,8 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from eaglegate.features.doctor.suspicion import LEARN
 from tests.conftest import ADMIN, RunningGateway, serving
 from tests.engine.draft_copies import EAGLE31, change_weights
-from tests.engine.vllm_backend.conftest import SECOND_RUNNER
 from tests.engine.vllm_backend.drafters import TARGET
 from tests.engine.vllm_backend.poisons import POISON_FILE
 
@@ -48,12 +46,12 @@ FLAGS = os.environ.get("DOCTOR_FLAGS", "").split()
 CLEAN_REQUESTS = int(os.environ.get("CLEAN_REQUESTS", "200"))
 """Clean requests in which no fault may be found."""
 CLEAN_AT_ONCE = 12
-WARM = LEARN + 2 if SECOND_RUNNER else 60
+WARM = 60
 """Clean answers before the first poison."""
 MOST = 200
 """Requests in which a poison has to be found."""
 AT_ONCE = 3
-TOKENS, STREAMED = (24, 72) if SECOND_RUNNER else (40, 200)
+TOKENS, STREAMED = 40, 200
 """Tokens of an answer, and of a long one."""
 RULES = " ".join(
     f"Rule {number}: answer in {words} and keep to the point, as a {person} would."
@@ -237,7 +235,6 @@ def check_found(patient: Patient, poison: Callable[[], None], cause: str) -> Non
     assert again == texts
 
 
-@pytest.mark.gpu_path
 def test_another_drafts_keys_and_values_in_cached_blocks(twin: Patient) -> None:
     check_found(twin, lambda: twin.poison("write_noise", scale=1.0), "cached blocks")
 

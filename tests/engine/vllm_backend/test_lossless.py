@@ -334,8 +334,7 @@ def preemptions(engine: VllmEngine) -> float:
     return float(find_logger(engine).counter_num_preempted_reqs[0]._value.get())
 
 
-@pytest.mark.gpu_path
-@pytest.mark.parametrize("way", WAYS_TO_SAMPLE)
+@pytest.mark.parametrize("way", ["top_p", pytest.param("min_p", marks=pytest.mark.gpu_path)])
 async def test_sampling_draws_from_the_same_distribution(
     engine: VllmEngine, opening: tuple[int, ...], reference: Reference, way: str
 ) -> None:
