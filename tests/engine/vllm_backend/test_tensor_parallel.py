@@ -14,7 +14,7 @@ import pytest_asyncio
 from eaglegate.engine.stop_signals import STOP
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from tests.engine.drive import fix_depth, make_greedy, run, run_all, speculation
-from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL, TOKENS, run_engine
+from tests.engine.vllm_backend.conftest import SECOND_RUNNER, SMALL, TOKENS, run_engine
 from tests.engine.vllm_backend.test_draft_swap import check_swaps
 from tests.faults.engine_process import (
     descendants,
@@ -48,7 +48,7 @@ async def two() -> AsyncGenerator[VllmEngine, None]:
 async def test_two_workers_write_and_accept_what_one_does(
     whole: VllmEngine, two: VllmEngine, prompts: list[tuple[int, ...]]
 ) -> None:
-    prompts = prompts[:FEW]
+    prompts = prompts[:2]
     requests = [
         fix_depth(depth, make_greedy(f"tp-{number}", prompt, TOKENS))
         for number, prompt in enumerate(prompts)
@@ -65,7 +65,7 @@ async def test_two_workers_write_and_accept_what_one_does(
         if not SECOND_RUNNER:
             assert ours.totals.histogram == theirs.totals.histogram, request.id
         assert ours.totals.imbalance == 0
-    assert sum(outcome.totals.accepted for outcome in both) > 10 * FEW
+    assert sum(outcome.totals.accepted for outcome in both) > 20
     for ours, theirs in zip(planned, one[:: len(DEPTHS)], strict=True):
         assert ours.token_ids == theirs.token_ids, "at random depths"
         assert ours.totals.imbalance == 0
@@ -75,7 +75,7 @@ async def test_two_workers_write_and_accept_what_one_does(
 async def test_two_workers_exchange_their_shards(
     two: VllmEngine, prompts: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
-    await check_swaps(two, prompts, tmp_path)
+    await check_swaps(two, prompts[:2], tmp_path)
 
 
 async def test_workers_leave_signals_to_the_gateway_and_end_with_their_engine(
