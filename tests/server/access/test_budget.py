@@ -135,21 +135,15 @@ def test_the_estimate_is_paid_before_and_what_was_used_after():
     assert level(quota) == 77
 
 
-@pytest.mark.parametrize(("tokenized", "left"), [(False, 100), (True, 60)])
-def test_refused_requests_pay_the_estimate_once_their_prompt_is_tokenized(tokenized, left):
+@pytest.mark.parametrize(("come_to", "left"), [("", 100), ("tokenizing", 60), ("reserving", 60)])
+def test_refused_requests_pay_the_estimate_once_their_prompt_is_tokenized(come_to, left):
     quota, charge = open_charge(100, 40 * BYTES_PER_TOKEN)
-    if tokenized:
+    if come_to:
         charge.begin_tokenizing()
+    if come_to == "reserving":
+        charge.reserve(60, 30)
     charge.close()
     assert level(quota) == left
-
-
-def test_requests_refused_after_their_reservation_pay_the_estimate():
-    quota, charge = open_charge(100, 40 * BYTES_PER_TOKEN)
-    charge.begin_tokenizing()
-    charge.reserve(60, 30)
-    charge.close()
-    assert level(quota) == 60
 
 
 def test_requests_without_room_for_a_reservation_pay_nothing():

@@ -220,23 +220,15 @@ async def run(admission: Admission, name: str, number: int) -> list[Client]:
     return clients
 
 
-async def test_a_key_at_its_share_leaves_the_last_place_to_one_below_it():
-    admission = Admission(AdmissionLimits(running=16))
-    clients = [*await run(admission, "a", 1), *await run(admission, "b", 7)]
+@pytest.mark.parametrize(("places", "is_taken"), [(16, False), (17, True)])
+async def test_a_key_at_its_share_leaves_the_last_place_to_one_below_it(places, is_taken):
+    """The eighth of 16 places is kept for b; of 17 it can have no ninth."""
+    admission = Admission(AdmissionLimits(running=places))
+    clients = [*await run(admission, "a", 1), *await run(admission, "b", places - 9)]
     clients += await run(admission, "a", 7)
     ninth = Client(admission, Requester("a"))
     await settle()
-    assert not ninth.running, "the eighth place of b is free"
-    await end_all(*clients, ninth)
-
-
-async def test_a_key_takes_the_last_place_where_the_others_have_their_share():
-    admission = Admission(AdmissionLimits(running=17))
-    clients = [*await run(admission, "a", 1), *await run(admission, "b", 8)]
-    clients += await run(admission, "a", 7)
-    ninth = Client(admission, Requester("a"))
-    await settle()
-    assert ninth.running, "8.5 places each: b can have no ninth"
+    assert ninth.running is is_taken
     await end_all(*clients, ninth)
 
 
