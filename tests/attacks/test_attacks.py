@@ -20,7 +20,7 @@ pytestmark = pytest.mark.alone
 
 P99_S = 0.1
 GROWTH = 1 << 30
-SAMPLE = 16
+SAMPLE = 4
 """One attack of so many is tried."""
 
 
@@ -32,9 +32,8 @@ def test_every_endpoint_and_shape_is_attacked():
         assert any(name in one for one in names)
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_health_answers_while_fields_grow(part):
-    seen = run(list(attacks())[part::SAMPLE], 8_000_000)
+def test_health_answers_while_fields_grow():
+    seen = run(list(attacks())[::SAMPLE], 8_000_000)
     assert not seen.get("5xx"), seen
     assert not seen.get("hang"), seen
     assert seen["p99"] < P99_S + 2 * seen["calm p99"], seen
