@@ -73,17 +73,18 @@ CORE = (
 depth, accounts, audits, exchanges of drafts, recovery, workers, and a user's first day.
 """
 LONGEST = (
-    "faults/test_stop_signals.py",
+    "faults/test_engine_faults.py",
     "engine/vllm_backend/test_doctor_served.py",
     "engine/vllm_backend/test_methods.py",
-    "engine/vllm_backend/test_lossless.py",
     "e2e/test_improve.py",
-    "faults/test_engine_faults.py",
+    "engine/vllm_backend/test_lossless.py",
     "engine/vllm_backend/test_sampling_fields.py",
     "engine/vllm_backend/test_seeds.py",
     "e2e/test_remote_worker.py",
     "engine/vllm_backend/test_audits.py",
     "e2e/test_plain_workers.py",
+    "faults/test_stop_signals.py",
+    "engine/vllm_backend/test_tensor_parallel.py",
     "text/parsing/test_damage_finder.py",
     "faults/test_soak.py",
     "faults/test_faulty_drafts.py",
@@ -93,7 +94,7 @@ LONGEST = (
     "e2e/test_prove.py",
     "e2e/test_draft_swap.py",
     "e2e/test_many_keys.py",
-    "engine/vllm_backend/test_async_scheduling.py",
+    "observability/test_account_exact.py",
     "faults/test_connection_flood.py",
     "engine/vllm_backend/test_draft_swap.py",
     "engine/vllm_backend/test_adapters.py",
@@ -101,7 +102,7 @@ LONGEST = (
     "e2e/test_image_sdks.py",
     "e2e/test_start.py",
     "e2e/test_playground.py",
-    "engine/vllm_backend/test_tensor_parallel.py",
+    "e2e/test_wheel.py",
 )
 """Files whose slow tests take more than half a minute, the longest first: begun last, one of them
 would run beside an idle core.
