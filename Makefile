@@ -109,7 +109,7 @@ docs:  ## build the documentation site into site/; fails for a warning, a broken
 	@$(PYTHON) scripts/check_site.py site
 
 # Those that take minutes on two cores and need nothing but this checkout; see lab/benchmarks/README.md.
-BENCHES ?= wire accounting
+BENCHES ?= wire
 bench: install-dev  ## side-by-side figures; see lab/benchmarks/README.md
 	@for name in $(BENCHES); do \
 	    echo "== $$name"; $(BIN)/python -m eaglegate.lab.benchmarks.$$name $(ARGS) || exit 1; \
