@@ -49,11 +49,6 @@ CPU_BACKENDS = ("CPU_ATTN", "CPU_MLA", "AMX_MLA")
 GPU_ONLY = ("modelopt", "nvfp4", "fp_quant")
 
 
-def check_vllm_installed(scene: PreflightContext) -> Iterator[str]:
-    if scene.machine.platform == "none":
-        yield ("vLLM is not installed: pip install '.[cpu]' or '.[cuda]' in eaglegate's checkout")
-
-
 def check_model(scene: PreflightContext) -> Iterator[str]:
     if scene.files.problem:
         hint = explain_missing_target(scene.plan.model, scene.plan.speculative_config)
@@ -172,7 +167,6 @@ Check = Callable[[PreflightContext], Iterator[str]]
 
 
 OBSTACLES: tuple[Check, ...] = (
-    check_vllm_installed,
     check_model,
     check_tokenizer,
     check_sampling_defaults,

@@ -12,7 +12,7 @@ from .tree import ROOMS, Tree
 
 LINES = {
     "server": 21_750,
-    "engine": 23_850,
+    "engine": 23_844,
     "observability": 4_700,
     "features": 12_460,
     "text": 13_500,

@@ -51,7 +51,6 @@ def test_nothing_stops_the_demo():
     ("plan", "machine", "words"),
     [
         (demo(tensor_parallel_size=4), LAPTOP, "4 workers need a core each, and there are 2"),
-        (demo(), Machine("none", 2, 16 * GIB), "vLLM is not installed"),
         (demo(), Machine("cuda", 2, 16 * GIB), "none is visible to this process"),
         (demo(tensor_parallel_size=8), SERVER, "8 workers need as many GPUs, and 4 are visible"),
         (demo(tensor_parallel_size=3), SERVER, "attention heads do not divide over 3 ranks"),
