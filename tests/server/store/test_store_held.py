@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 import orjson
@@ -77,18 +76,6 @@ async def test_a_sweep_that_fails_is_logged_and_ends_nothing(caplog):
         connection.exec_driver_sql("DROP TABLE eaglegate_responses")
     await store.sweep()
     assert "cannot remove old responses: no such table" in caplog.text
-
-
-async def test_sqlite_is_given_one_call_at_a_time():
-    store, order = SqlResponseStore("sqlite://"), []
-
-    def work() -> None:
-        order.append("begins")
-        time.sleep(0.02)
-        order.append("ends")
-
-    await asyncio.gather(*(store._run("read", work) for _ in range(3)))
-    assert order == ["begins", "ends"] * 3
 
 
 async def test_an_output_is_stored_apart_and_counted():
