@@ -1,4 +1,4 @@
-"""Plain vLLM workers, started by docs/workers.md: two are sound, three wrong on purpose."""
+"""Plain vLLM workers, started by docs/workers.md: one is sound, three wrong on purpose."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def gateway_before(
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
     folder = tmp_path_factory.mktemp("sound")
-    workers = [recipe_worker(folder / f"{name}.log", [REASONING]) for name in "ab"]
-    with gateway_before(folder / "serve.log", workers) as (gateway, _):
+    worker = recipe_worker(folder / "worker.log", [REASONING])
+    with gateway_before(folder / "serve.log", [worker]) as (gateway, _):
         yield gateway
 
 
@@ -117,12 +117,12 @@ def read_findings(gateway: RunningGateway) -> dict[str, list[dict]]:
         time.sleep(0.2)
 
 
-def test_sound_workers_have_no_findings(sound):
-    assert list(read_findings(sound).values()) == [[], []]
+def test_a_sound_worker_has_no_findings(sound):
+    assert list(read_findings(sound).values()) == [[]]
     assert not sound.metric("eaglegate_worker_findings")
 
 
-def test_they_answer_and_accept_as_an_engine_in_process(sound, demo_gateway):
+def test_it_answers_and_accepts_as_an_engine_in_process(sound, demo_gateway):
     """Text, calls and drafts are equal one by one; greedy and sampled requests share steps."""
     # The engine in this process plans its depth; workers without our scheduler always draft K.
     there, here = ask_all(sound), ask_all(demo_gateway, num_speculative_tokens=3)
