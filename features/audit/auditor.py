@@ -31,7 +31,7 @@ from msgspec import structs
 from eaglegate.engine.base import Engine
 from eaglegate.engine.errors import EngineDead, EngineError, EngineFailed
 from eaglegate.engine.speculation.accounts.rounding import find_tie
-from eaglegate.engine.speculation.accounts.scores import ScoresAnswers, ScoringRules
+from eaglegate.engine.speculation.accounts.scores import Choosing, ScoresAnswers, ScoringRules
 from eaglegate.engine.speculation.drafts.versions import DraftSwap, DraftVersion
 from eaglegate.engine.speculation.policy.policy import draw_position
 from eaglegate.engine.steps import Generate, read_steps
@@ -351,7 +351,7 @@ class Auditor:
             return
         lane.deaths = 0
         if finding is None:
-            self._drop("unknown" if answer.ends_its_grammar else "rules")
+            self._drop(_explain_no_verdict(answer))
             return
         choosing, outcome, detail = finding
         self._conclude(answer, choosing, outcome, detail, lane)
@@ -380,6 +380,8 @@ class Auditor:
                 outcome,
                 f"token {place} of {num_tokens} is not the target's choice: {cause}",
             )
+        if scores.evidence is None and choosing is Choosing.SAMPLED:
+            return None  # a worker's alternatives decide none of the tokens
         if scores.evidence is None:
             return choosing, outcome, f"margin {margin:.4f} nats at most"
         key = answer.slice_key
@@ -532,6 +534,12 @@ class AuditedEngine(EngineWrapper):
                         self._auditor.name_maker(request.id),
                     )
                 )
+
+
+def _explain_no_verdict(answer: FinishedAnswer) -> str:
+    if answer.request.constraint is None:
+        return "distribution"
+    return "unknown" if answer.ends_its_grammar else "rules"
 
 
 class _KeptTokens:

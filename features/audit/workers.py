@@ -114,10 +114,7 @@ class WorkerScorer(ScoresAnswers):
         places = _check_places(step.prompt_logprobs, len(answer))
         if is_greedy:
             return score_greedy(places)
-        scores = await asyncio.to_thread(score_sampled, places, rules, self.session.info.vocab_size)
-        if not scores.judged and not scores.worst[1]:
-            raise EngineFailed("the alternatives decide none of its tokens")
-        return scores
+        return await asyncio.to_thread(score_sampled, places, rules, self.session.info.vocab_size)
 
     async def read(
         self,

@@ -207,6 +207,12 @@ async def test_answers_that_cannot_be_judged_are_counted(
         assert town.drops in ([reason], ["rules"]) and not town.records
 
 
+async def test_answers_whose_every_place_is_undecided_are_counted() -> None:
+    async with toy_fleet(ToyWorker()) as town:
+        await town.answer(structs.replace(SAMPLED, top_p=0.99999))
+        assert town.drops == ["distribution"]
+
+
 async def test_replies_that_end_in_errors_end_the_audits() -> None:
     worker = ToyWorker()
     async with toy_fleet(worker) as town:
