@@ -19,7 +19,6 @@ COUNTERS = {
     "draft_tokens": "Draft tokens verified, as vllm:spec_decode_num_draft_tokens",
     "accepted_tokens": "Draft tokens accepted, as vllm:spec_decode_num_accepted_tokens",
 }
-NUMBERS = {"draft_tokens": "drafted", "accepted_tokens": "accepted"}
 GAUGES = {
     "acceptance_length": "Tokens of a verify step, last half minute",
     "drafted_per_step": "Draft tokens of a verify step, last half minute",
@@ -46,7 +45,7 @@ class PodCollector(Collector):
         for name, text in COUNTERS.items():
             counter = CounterMetricFamily(PREFIX + name, text, labels=["engine"])
             for rank, numbers in ranks.items():
-                counter.add_metric([str(rank)], getattr(numbers, NUMBERS.get(name, name)))
+                counter.add_metric([str(rank)], getattr(numbers, name))
             yield counter
         text = "Decode steps without draft tokens, by reason"
         undrafted = CounterMetricFamily(

@@ -26,8 +26,8 @@ class PodNumbers(NamedTuple):
     """Steps of each request that decoded."""
     verify_steps: float = 0.0
     """Decode steps that verified drafts."""
-    drafted: float = 0.0
-    accepted: float = 0.0
+    draft_tokens: float = 0.0
+    accepted_tokens: float = 0.0
     off: float = 0.0
     """Decode steps without drafts, by reason (``UndraftedReason``)."""
     planned: float = 0.0
@@ -46,6 +46,8 @@ class PodNumbers(NamedTuple):
     """Tokens per second of a decoding request."""
 
 
+SUMS = PodNumbers._fields[:8]
+"""Names of the sums."""
 SLOT = Struct(f"{len(PodNumbers._fields)}d")
 SIZE = MAX_RANKS * SLOT.size
 

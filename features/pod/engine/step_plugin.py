@@ -9,13 +9,12 @@ from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from eaglegate.engine.types import UndraftedReason
 from eaglegate.engine.vllm_backend.planning import get_draft_depth
 from eaglegate.engine.vllm_backend.scheduler import is_past_prompt
 from eaglegate.engine.vllm_backend.step_plugin import StepAccount, StepPlugin
 from eaglegate.engine.vllm_backend.translate import find_undrafted_reason
 from eaglegate.engine.vllm_contract import POD_RECORD
-from eaglegate.features.pod.engine.record import PodNumbers, PodRecord
+from eaglegate.features.pod.engine.record import SUMS, PodNumbers, PodRecord
 
 DECODING = "decoding_requests"
 """Attribute of a SchedulerOutput: the names of requests that decode in the step."""
@@ -54,8 +53,8 @@ class PodRecorder(StepPlugin):
             "steps": 1,
             "decode_steps": len(names),
             "verify_steps": len(verified),
-            "drafted": sum(drafted for drafted, _ in verified),
-            "accepted": accepted,
+            "draft_tokens": sum(drafted for drafted, _ in verified),
+            "accepted_tokens": accepted,
             "tokens": len(names) + accepted,
             "depths": get_draft_depth(output),
         }
@@ -79,25 +78,18 @@ class PodRecorder(StepPlugin):
         self._record.write(self._rank, self._make_numbers())
 
     def _make_numbers(self) -> PodNumbers:
-        sums, recent = self._sums, self._recent
+        recent = self._recent
         verify_steps = recent["verify_steps"] or 1
         decode_steps = recent["decode_steps"]
-        return PodNumbers(
-            sums["steps"],
-            sums["decode_steps"],
-            sums["verify_steps"],
-            sums["drafted"],
-            sums["accepted"],
-            sums[UndraftedReason.OFF.value],
-            sums[UndraftedReason.PLANNED.value],
-            sums[UndraftedReason.REFUSED.value],
-            1 + recent["accepted"] / verify_steps,
-            recent["drafted"] / verify_steps,
+        means = (
+            1 + recent["accepted_tokens"] / verify_steps,
+            recent["draft_tokens"] / verify_steps,
             1 - recent["verify_steps"] / decode_steps,
             recent["depths"] / recent["steps"],
             recent["seconds"] / (recent["timed_steps"] or 1),
             recent["timed_tokens"] / (recent["request_seconds"] or 1),
         )
+        return PodNumbers._make((*(self._sums[name] for name in SUMS), *means))
 
 
 def make_plugin(scheduler: Any) -> PodRecorder | None:
