@@ -81,6 +81,7 @@ LONGEST = (
     "engine/vllm_backend/test_sampling_fields.py",
     "engine/vllm_backend/test_seeds.py",
     "e2e/test_remote_worker.py",
+    "features/pod/test_real_pod.py",
     "engine/vllm_backend/test_audits.py",
     "e2e/test_plain_workers.py",
     "faults/test_stop_signals.py",
