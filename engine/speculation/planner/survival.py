@@ -62,6 +62,9 @@ TENANT_MEMORY = 0.9
 """Shares of the weight of older requests that are kept when a request ends."""
 CURVE_EVERY = 24
 """Number of observations of a slice between estimates of its curves."""
+NEW_TRIALS = 4.0
+"""Trials of a position that are more than all before, after which the curves are estimated at once.
+Otherwise a deeper position that nobody had tried is left unused for ``CURVE_EVERY`` steps."""
 HIGHEST = 0.995
 EVERY = slice(None)
 
@@ -102,6 +105,8 @@ class _Slices:
         self.base = np.zeros((rows, levels))
         """Weight of each level from the tenant's other requests."""
         self._observed = [0] * rows
+        self._estimated = np.zeros((rows, depth))
+        """Trials of each position behind the curves."""
 
     def take(self, tenant: str, traffic: str) -> int:
         """Return the row of a request's slice. ``rows.release`` it when the request ends."""
@@ -118,7 +123,7 @@ class _Slices:
             self._leave(row)
         tenant = self._tenant_of[row] = self._tenants.setdefault(name, _Tenant(name))
         tenant.rows.append(row)
-        for table in (self.counts, self.ended, self.running):
+        for table in (self.counts, self.ended, self.running, self._estimated):
             table[row] = 0.0
         self._observed[row] = 0
         self.base[row] = tenant.get_shares()
@@ -151,7 +156,10 @@ class _Slices:
         totals *= np.maximum(1.0 - CURVE_LOSS * counts[:, :1], 0.0)
         totals += counts
         self._observed[row] += 1
-        if self._observed[row] % CURVE_EVERY == 1:
+        trials = totals[:, : self._estimated.shape[1]].sum(axis=0)
+        is_new = bool((trials > 2 * self._estimated[row] + NEW_TRIALS).any())
+        if is_new or self._observed[row] % CURVE_EVERY == 1:
+            self._estimated[row] = trials
             self._estimate(row)
 
     def end(self, row: int, levels: Floats) -> None:

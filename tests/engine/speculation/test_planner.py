@@ -111,6 +111,20 @@ def test_a_slice_that_has_changed_is_known_after_a_few_requests() -> None:
     assert estimator.survival(["next"])[0, DEPTH - 1] > 0.5
 
 
+def test_positions_that_nobody_had_tried_are_known_after_their_first_trials() -> None:
+    estimator = SurvivalEstimator(DEPTH)
+    for number in range(20):
+        estimator.add(f"{number}", "chat")
+        feed(estimator, f"{number}", width=1, accepted=0, times=4)
+        estimator.conditional([f"{number}"])
+        estimator.remove(f"{number}")
+    names = [*"abcdefgh"]
+    for name in names:
+        estimator.add(name, "chat")
+        feed(estimator, name, width=4, accepted=4, times=1)
+    assert estimator.conditional(names)[:, -1].mean() > 0.95
+
+
 def test_requests_that_run_teach_those_beside_them() -> None:
     estimator = begin_taught({"hostile": [0] * 10})
     for number in range(8):
