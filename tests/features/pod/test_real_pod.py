@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 
 from eaglegate.engine.vllm_contract import POD_SCHEDULER
 from tests.conftest import ROOT, SAMPLE, serving
+from tests.forks import SOURCES
 from tests.workers import GATEWAY, MODEL, SPECULATION, WorkerProcess, said, vllm_worker
 
 pytestmark = pytest.mark.slow
@@ -227,8 +229,12 @@ def test_two_ranks_have_a_planner_and_gauges_each(tmp_path: Path) -> None:
 
 @pytest.mark.gpu_path
 def test_both_runners_need_no_list_of_plugins(tmp_path: Path) -> None:
-    with vllm_worker(tmp_path / "log", (POD, SMALL), VLLM_LOGGING_LEVEL="INFO") as server:
+    path = os.environ.get("PYTHONPATH", SOURCES)  # the second runner's has tests/gpu_path
+    variables = {"VLLM_LOGGING_LEVEL": "INFO", "PYTHONPATH": path}
+    with vllm_worker(tmp_path / "log", (POD, SMALL), **variables) as server:
         server.until_healthy()
+        is_first = "using the V1 model runner" in server.log.read_text()
+        assert is_first != (os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1")
         assert httpx.get(server.url + ROUTE).status_code == 404
         assert said(chat(server.url)) == said(chat(server.url))
         assert all(assert_accounts_agree(server).values())
