@@ -156,16 +156,15 @@ def test_a_folder_can_be_removed(copy: Path, folder: str) -> None:
 
 @pytest.mark.timeout(900)
 def test_an_engine_runs_without_its_plug_ins(copy: Path) -> None:
-    """One removed after the other, until none is left: the text stays."""
+    """One removed after the other, until none is left: the scheduler runs, and the text stays."""
     pytest.importorskip("vllm")
-    texts = []
-    for folder in ("", *PLUGINS):
-        if folder:
-            remove(copy, folder)
+    with serving(copy, "--dtype=float32") as url:
+        text = check_answers(url)
+    for folder in PLUGINS:
+        remove(copy, folder)
         assert run_tests(copy, *SCHEDULING) > 40
-        with serving(copy, "--dtype=float32") as url:
-            texts.append(check_answers(url))
-    assert len(set(texts)) == 1
+    with serving(copy, "--dtype=float32") as url:
+        assert check_answers(url) == text
 
 
 def run_command(tree: Path, *words: str) -> subprocess.CompletedProcess[str]:
