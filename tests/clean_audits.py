@@ -71,8 +71,9 @@ def main() -> None:
     parser.add_argument("--runner", default="1", choices=("1", "2"))
     options = parser.parse_args()
     second = options.runner == "2"
-    runner = {"VLLM_USE_V2_MODEL_RUNNER": "1" if second else "0"}
-    kernels = [str(ROOT / ".gpu-path")] if second else []
+    number = "1" if second else "0"
+    runner = {"VLLM_USE_V2_MODEL_RUNNER": number, "TRITON_INTERPRET": number}
+    kernels = [str(ROOT / "tests" / "gpu_path"), str(ROOT / ".gpu-path")] if second else []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         workers = [
@@ -80,7 +81,9 @@ def main() -> None:
                 vllm_worker(
                     folder / f"{len(overlay)}.log",
                     (*OURS, f"--dtype={options.dtype}"),
-                    PYTHONPATH=os.pathsep.join([str(ROOT / "src"), *overlay, *kernels]),
+                    PYTHONPATH=os.pathsep.join(
+                        [*kernels[:1], str(ROOT / "src"), *kernels[1:], *overlay]
+                    ),
                     **runner,
                 )
             )

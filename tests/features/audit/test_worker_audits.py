@@ -6,17 +6,20 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from msgspec import structs
 
-from eaglegate.engine.errors import EngineDead, RequestRejected
+from eaglegate.engine.errors import EngineDead, EngineError, RequestRejected
 from eaglegate.engine.fleet.types import FindingKind, WorkerState
 from eaglegate.engine.types import Constraint, EngineRequest, PositionLogprobs, Sampling
 from eaglegate.features.audit import lane
 from eaglegate.features.audit.files import EvidenceFolder
 from eaglegate.features.audit.likelihood import find_distribution, score_sampled, weigh_faults
+from eaglegate.features.audit.workers import WorkerScorer
+from tests.engine.remote.stand_in_worker import StandIn, running
 from tests.features.audit import damage
 from tests.features.audit.toy_workers import (
     TEXT,
@@ -220,6 +223,40 @@ async def test_replies_that_end_in_errors_end_the_audits() -> None:
         for _ in range(3):
             await town.answer(GREEDY)
         assert town.drops == ["error", "error", "scorer"]
+
+
+ENTRY = {"logprob": -1.0, "rank": 1}
+NUMBERS: dict[str, Any] = {
+    "null": None,
+    "no list": {"1": ENTRY},
+    "too few": [None, {"2": ENTRY}],
+    "too many": [None] + [{str(token): ENTRY} for token in range(2, 40)],
+    "a text for a number": [None, *({str(t): {"logprob": "-1", "rank": 1}} for t in (2, 3, 4))],
+    "a number beyond JSON": [None, *({str(t): {"logprob": 1e400, "rank": 1}} for t in (2, 3, 4))],
+    "another token": [None, *({"9": ENTRY} for _ in range(3))],
+    "an id that is none": [None, *({str(t): ENTRY, "-1": ENTRY} for t in (2, 3, 4))],
+    "an id too large": [None, *({str(t): ENTRY, "9" * 30: ENTRY} for t in (2, 3, 4))],
+    "too many alternatives": [None, *({str(t): ENTRY for t in range(999)} for _ in (2, 3, 4))],
+    "no probabilities": [None, *({str(t): {"logprob": 9.0, "rank": 1}} for t in (2, 3, 4))],
+    "a huge reply": ["x" * (1 << 20)] * 4,
+    "nothing at all": [None] * 4,
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+async def test_hostile_numbers_end_in_a_reason(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = StandIn()
+    async with running(worker) as engine:
+        whole = worker._whole
+        monkeypatch.setattr(
+            worker, "_whole", lambda b: whole(b) | {"prompt_logprobs": NUMBERS[name]}
+        )
+        session = SimpleNamespace(info=engine.info)
+        scorer = WorkerScorer(None, session, engine)  # type: ignore[arg-type]
+        request = EngineRequest("r", (1, 2), SAMPLED)
+        with pytest.raises(EngineError) as caught:
+            await scorer.score(request, (3, 4), "")
+        assert str(caught.value) and len(str(caught.value)) < 400
 
 
 def test_tampered_numbers_raise_nothing() -> None:
