@@ -70,6 +70,8 @@ MOST_ENTRIES = 1 << 16
 """Most log probabilities in a reply, about 5 MB, so that reading it holds up no stream."""
 POLL_S = 1.0
 PROBE_S = 120.0
+RETRY_S = 600.0
+"""Pause before a worker that failed its probe is probed again."""
 LEAST_SUM, MOST_SUM = 1e-6, 1.01
 """Bounds on the sum of the alternatives' probabilities."""
 Places = Sequence[PositionLogprobs]
@@ -214,6 +216,8 @@ class WorkerPanel:
     _lanes: dict[str, AuditLane] = field(default_factory=dict)
     probed: dict[str, EngineSession] = field(default_factory=dict)
     """The sessions that were probed, by worker."""
+    _retry_at: dict[str, float] = field(default_factory=dict)
+    """Times from which workers are probed again."""
 
     @property
     def lanes(self) -> Sequence[AuditLane]:
@@ -224,11 +228,9 @@ class WorkerPanel:
         while True:
             for worker in [*self.fleet.workers.values()]:
                 session = worker.session
-                if (
-                    worker.is_serving
-                    and session is not None
-                    and self.probed.get(worker.name) is not session
-                ):
+                is_due = self._retry_at.get(worker.name, math.inf) <= time.monotonic()
+                is_new = self.probed.get(worker.name) is not session
+                if worker.is_serving and session is not None and (is_new or is_due):
                     try:
                         await self._add(worker, session)
                     except Exception:
@@ -237,6 +239,7 @@ class WorkerPanel:
             for name in self.probed.keys() - self.fleet.workers.keys():
                 self._remove(name)
                 del self.probed[name]
+                self._retry_at.pop(name, None)
             await asyncio.sleep(POLL_S)
 
     async def _add(self, worker: Worker, session: EngineSession) -> None:
@@ -247,6 +250,7 @@ class WorkerPanel:
             scorer = WorkerScorer(worker, session, engine)
             reason = await _probe(scorer, self.text)
         worker.alarms.pop(FindingKind.SCORES, None)
+        self._retry_at[worker.name] = math.inf if reason is None else time.monotonic() + RETRY_S
         if reason is not None:
             self._warn(worker, FindingKind.SCORES, f"its answers are not audited: {reason}")
             return

@@ -15,11 +15,12 @@ from msgspec import structs
 from eaglegate.engine.errors import EngineDead, EngineError, RequestRejected
 from eaglegate.engine.fleet.types import FindingKind, WorkerState
 from eaglegate.engine.types import Constraint, EngineRequest, PositionLogprobs, Sampling
-from eaglegate.features.audit import lane
+from eaglegate.features.audit import lane, workers
 from eaglegate.features.audit.files import EvidenceFolder
 from eaglegate.features.audit.likelihood import find_distribution, score_sampled, weigh_faults
 from eaglegate.features.audit.workers import WorkerScorer
 from tests.engine.remote.stand_in_worker import StandIn, running
+from tests.engine.supervision.mortal import until
 from tests.features.audit import damage
 from tests.features.audit.toy_workers import (
     TEXT,
@@ -81,14 +82,14 @@ async def test_damage_is_found_within_20_answers(kind: str, sampling: Sampling) 
         assert not town.fleet.workers["w1"].alarms
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_sound_answers_give_no_alarm(workers: int) -> None:
-    async with toy_fleet(*(ToyWorker(seed) for seed in range(workers))) as town:
+@pytest.mark.parametrize("count", [1, 2])
+async def test_sound_answers_give_no_alarm(count: int) -> None:
+    async with toy_fleet(*(ToyWorker(seed) for seed in range(count))) as town:
         for number in range(60):
             await town.answer((GREEDY, *RULES)[number % 6])
         assert not town.drops
         assert {record.outcome for record in town.records} == {"lossless"}
-        assert all((r.worker == r.scorer) is (workers == 1) for r in town.records)
+        assert all((r.worker == r.scorer) is (count == 1) for r in town.records)
         for test in town.auditor.describe()["evidence"].values():
             assert test["nats"] < 8 and test["tokens"] > 500
 
@@ -169,6 +170,20 @@ async def test_an_unreliable_worker_is_not_audited_and_says_so(
         assert "its answers are not audited" in finding.text and words in finding.text
 
 
+async def test_a_worker_that_failed_its_probe_is_probed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers, "RETRY_S", 0.0)
+    monkeypatch.setattr(workers, "POLL_S", 0.001)
+    worker = ToyWorker(error=EngineDead("no answer in time"))
+    async with toy_fleet(worker) as town:
+        assert town.fleet.workers["w0"].alarms
+        worker.error = None
+        await until(lambda: not town.fleet.workers["w0"].alarms)
+        await town.answer(GREEDY)
+        assert [record.outcome for record in town.records] == ["lossless"]
+
+
 async def test_workers_with_other_weights_do_not_judge_each_other() -> None:
     async with toy_fleet(ToyWorker(1), ToyWorker(2, weights=1)) as town:
         for _ in range(8):
@@ -179,9 +194,9 @@ async def test_workers_with_other_weights_do_not_judge_each_other() -> None:
 
 
 async def test_weights_that_change_later_are_no_violation_of_the_other_worker() -> None:
-    workers = ToyWorker(1), ToyWorker(2)
-    async with toy_fleet(*workers) as town:
-        workers[1].weights = 1
+    pair = ToyWorker(1), ToyWorker(2)
+    async with toy_fleet(*pair) as town:
+        pair[1].weights = 1
         while not town.drops:
             await town.answer(GREEDY)
         assert town.drops == ["scorer"]
