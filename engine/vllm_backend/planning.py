@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from vllm.config import VllmConfig
@@ -18,41 +18,9 @@ from eaglegate.engine.speculation.planner.step_cost import ObservedStep
 from eaglegate.engine.speculation.planner.step_graphs import GraphMode
 from eaglegate.engine.types import DepthReason
 from eaglegate.engine.vllm_backend.graphs import read_graphs
-from eaglegate.engine.vllm_backend.steering import ReasoningSpan
+from eaglegate.engine.vllm_backend.reasoning_span import ReasoningSpan
 from eaglegate.engine.vllm_contract import DRAFT_DEPTH, SKIP
-from eaglegate.engine.vllm_fields import (
-    DEPTH,
-    TENANT,
-    TRAFFIC,
-    UNTAUGHT,
-    pack_depth,
-    pack_rates,
-)
-
-
-class Planner(Protocol):
-    """Planner that a scheduler calls at every step."""
-
-    def begin(self, request: str, traffic: str, tenant: str) -> None: ...
-
-    def move(self, request: str, traffic: str, tenant: str) -> None: ...
-
-    def end(self, request: str) -> None: ...
-
-    def plan(
-        self, requests: Sequence[str], bounds: list[int], floors: list[int] | None = None
-    ) -> DepthPlan: ...
-
-    def observe(
-        self,
-        requests: Sequence[str],
-        drafted: Sequence[int],
-        accepted: Sequence[int],
-        hits: Sequence[int] | None = None,
-        other_tokens: int = 0,
-    ) -> None: ...
-
-    def observe_step(self, step: ObservedStep, plan: DepthPlan | None = None) -> None: ...
+from eaglegate.engine.vllm_fields import DEPTH, TENANT, TRAFFIC, UNTAUGHT, pack_depth, pack_rates
 
 
 class RandomPlanner:
@@ -63,42 +31,21 @@ class RandomPlanner:
         self._rng = np.random.default_rng(seed)
         self._depth = depth
 
-    def begin(self, request: str, traffic: str, tenant: str) -> None:
-        pass
+    def learn_nothing(self, *_: object) -> None:
+        """Do nothing, because no observation changes a random plan."""
 
-    def move(self, request: str, traffic: str, tenant: str) -> None:
-        pass
+    begin = move = end = observe = observe_step = learn_nothing
 
-    def end(self, request: str) -> None:
-        pass
-
-    def plan(
-        self,
-        requests: Sequence[str],  # noqa: ARG002
-        bounds: list[int],
-        floors: list[int] | None = None,
-    ) -> DepthPlan:
-        min_widths = np.array(floors or [0] * len(bounds))
+    def plan(self, _: Sequence[str], bounds: list[int], floors: list[int]) -> DepthPlan:
+        min_widths = np.array(floors)
         depth = int(self._rng.integers(min_widths.max(initial=0), self._depth + 1))
         widths = np.maximum(
             np.minimum(self._rng.integers(0, depth + 1, len(bounds)), bounds), min_widths
         )
         return DepthPlan(depth, widths.tolist(), DepthReason.PROBE, float(len(bounds)), 0.0)
 
-    def observe(
-        self,
-        requests: Sequence[str],
-        drafted: Sequence[int],
-        accepted: Sequence[int],
-        hits: Sequence[int] | None = None,
-        other_tokens: int = 0,
-    ) -> None:
-        pass
 
-    def observe_step(self, step: ObservedStep, plan: DepthPlan | None = None) -> None:
-        pass
-
-
+Planner = DepthPlanner | RandomPlanner
 PLAN = "depth_plan"
 """Attribute of a SchedulerOutput: the plan of the drafts that it verifies."""
 WIDTHS = "planned_widths"
@@ -129,15 +76,14 @@ class StepPlanning:
         self._last_update: float | None = None
         self._late_drafts: tuple[int, bool] | None = None
         """Drafts that the second model runner had yet to make at the last update, as (depth, step
-        had prompts). None at the first step after a pause.
-        """
+        had prompts). None at the first step after a pause."""
         self._reasoning = ReasoningTracker(scheduler.vllm_config)
         self._holes: dict[str, int] = {}
         """Tokens of a request that the draft model has not seen, made in steps at depth 0."""
         self._slices: dict[str, tuple[bool, bool]] = {}
         """State of a request as (in its reasoning, has holes)."""
         self._paused_planner: tuple[str, Planner | None] = ("off", None)
-        self._frozen_depth: int | None = None
+        self.frozen_depth: int | None = None
         """The depth at which an operator holds the planner."""
         self.mode = "off"
 
@@ -169,7 +115,7 @@ class StepPlanning:
             planner = self._make_planner(mode) if mode != "off" else None
         self._planner = None if mode == "off" else planner
         self._widths, self._request_names, self._slices, self.mode = {}, set(), {}, mode
-        self.freeze(self._frozen_depth)
+        self.freeze(self.frozen_depth)
 
     def _make_planner(self, mode: str) -> Planner:
         depth = int(self._scheduler.draft_depth)
@@ -227,13 +173,8 @@ class StepPlanning:
         again."""
         if not isinstance(self._planner, DepthPlanner):
             return False
-        self._planner.frozen_depth = self._frozen_depth = depth
+        self._planner.frozen_depth = self.frozen_depth = depth
         return True
-
-    @property
-    def frozen_depth(self) -> int | None:
-        """The depth at which an operator holds the planner."""
-        return self._frozen_depth
 
     def get_token_price(self, batch: int) -> float | None:
         """Return the cost of one more verified token, in tokens that its time would bring; None if
@@ -269,7 +210,7 @@ class StepPlanning:
             return depth
         width = getattr(output, WIDTHS, {}).get(request.request_id)
         plan: DepthPlan | None = getattr(output, PLAN, None)
-        if width is None or plan is None or _get_own_depth(request) is not None:
+        if width is None or plan is None or get_own_depth(request) is not None:
             return depth if width is None else min(depth, int(width))
         return pack_depth(min(depth, int(width)), plan.reason)
 
@@ -290,13 +231,11 @@ class StepPlanning:
         if self._planner is None:
             return 0
         untaught_depths = [
-            depth for request, depth in request_depths if UNTAUGHT in _get_extra(request)
+            depth for request, depth in request_depths if UNTAUGHT in get_extra(request)
         ]
         min_depth = max(untaught_depths, default=0)
         if untaught_depths:
-            request_depths = [
-                pair for pair in request_depths if UNTAUGHT not in _get_extra(pair[0])
-            ]
+            request_depths = [pair for pair in request_depths if UNTAUGHT not in get_extra(pair[0])]
         if not request_depths:
             return min_depth
         for request, _ in request_depths:
@@ -308,7 +247,7 @@ class StepPlanning:
         choosers = [pair for pair in request_depths if pair[0].request_id in chosen_names]
         names, bounds, floors = [], [], []
         for request, depth in choosers or request_depths:
-            has_own_depth = _get_own_depth(request) is not None
+            has_own_depth = get_own_depth(request) is not None
             bound = depth
             # Drafts beyond the last token are never committed. With graphs a request's own depth
             # is kept even there, because other widths cost the whole step its FULL graph.
@@ -339,7 +278,7 @@ class StepPlanning:
             useful_widths = self._planner.list_useful_widths(names, depth)
         for (request, bound), width in zip(other_depths, useful_widths, strict=True):
             limit = min(bound, depth)
-            has_own_depth = _get_own_depth(request) is not None
+            has_own_depth = get_own_depth(request) is not None
             self._widths[request.request_id] = limit if has_own_depth else min(limit, width)
 
     def observe(
@@ -437,11 +376,11 @@ class StepPlanning:
         self._request_names.add(name)
         self._slices[name] = state
         traffic = self.name_traffic(request, *state)
-        begin(name, traffic, str(_get_extra(request).get(TENANT, "")))
+        begin(name, traffic, str(get_extra(request).get(TENANT, "")))
 
     def name_traffic(self, request: Request, reasoning: bool = False, holes: bool = False) -> str:
         """Return the slice that a request belongs to."""
-        workload = str(_get_extra(request).get(TRAFFIC, ""))
+        workload = str(get_extra(request).get(TRAFFIC, ""))
         temperature = _get_temperature(request)
         return name_slice(
             workload,
@@ -527,7 +466,7 @@ def name_slice(
     return f"{workload}/{phase}/{bucket}k{sampling}{images}{'/holes' if holes else ''}"
 
 
-def _get_extra(request: Request) -> dict[str, Any]:
+def get_extra(request: Request) -> dict[str, Any]:
     return (request.sampling_params.extra_args if request.sampling_params else None) or {}
 
 
@@ -535,9 +474,9 @@ def _get_temperature(request: Request) -> float:
     return request.sampling_params.temperature if request.sampling_params else 0.0
 
 
-def _get_own_depth(request: Request) -> int | None:
+def get_own_depth(request: Request) -> int | None:
     """Return the request's own depth; None if it has none."""
-    depth = _get_extra(request).get(DEPTH)
+    depth = get_extra(request).get(DEPTH)
     return None if depth is None else int(depth)
 
 

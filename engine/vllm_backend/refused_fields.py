@@ -1,4 +1,4 @@
-"""Sampling fields that vLLM refuses beside a draft; ``steering.py`` has our worker apply them."""
+"""Sampling fields that vLLM refuses beside a draft, and ``patches/bias_and_min_p.py`` applies."""
 
 from __future__ import annotations
 

@@ -14,17 +14,14 @@ Two features of vLLM are off, because they count drafts that were never made: pa
 With a planner (``--depth auto``, speculation/planner/) requests without their own depth get the
 most profitable depth; ``planning.py`` asks the planner at every step.
 
-A step in which no request drafts skips the draft model (``worker.py``) and so leaves a hole in its
-KV cache. Prompts are never skipped.
-
-The planner and the account of a step are of the scheduler itself, because one place must decide how
-deep a step drafts, and every token has one account. All else that a step may carry is a plug-in
-(``step_plugin.py``).
+A step in which no request drafts skips the draft model (``patches/draft_pass.py``) and so leaves a
+hole in its KV cache. Prompts are never skipped. What a step may carry besides its plan and its
+account is a plug-in (``step_plugin.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
@@ -33,6 +30,7 @@ from typing import Any
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.engine.core import EngineCore
@@ -50,16 +48,20 @@ from eaglegate.engine.speculation.drafts.methods import (
     find_method,
 )
 from eaglegate.engine.types import find_class
-from eaglegate.engine.vllm_backend import draft_reload
 from eaglegate.engine.vllm_backend.child_process import exit_with_parent
+from eaglegate.engine.vllm_backend.draft_reload import (
+    discard_draft,
+    get_staged,
+    stage_draft,
+    swap_draft,
+)  # fmt: skip
 from eaglegate.engine.vllm_backend.flight_record import FlightRecorder
 from eaglegate.engine.vllm_backend.graphs import is_declaration
-from eaglegate.engine.vllm_backend.planning import StepPlanning
+from eaglegate.engine.vllm_backend.planning import StepPlanning, get_extra, get_own_depth
 from eaglegate.engine.vllm_backend.plugin_table import load_step_plugins
 from eaglegate.engine.vllm_backend.step_plugin import StepAccount, StepPlugins
-from eaglegate.engine.vllm_backend.waiting import sort_waiting
 from eaglegate.engine.vllm_contract import SKIP, read_draft_depth
-from eaglegate.engine.vllm_fields import DEPTH, TRACED, mark_other_drafter, unpack_depth
+from eaglegate.engine.vllm_fields import TRACED, mark_other_drafter, unpack_depth
 
 DESCRIBER = ThreadPoolExecutor(1, "describe-slices")
 
@@ -96,13 +98,8 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         """Return the depth that this request wants, limited by the engine and the ceiling."""
         if self.fixed:
             return int(self.num_spec_tokens)
-        extra = request.sampling_params.extra_args if request.sampling_params else None
-        requested_depth = (extra or {}).get(DEPTH)
-        return (
-            self.ceiling
-            if requested_depth is None
-            else max(0, min(int(requested_depth), self.ceiling))
-        )
+        depth = get_own_depth(request)
+        return self.ceiling if depth is None else max(0, min(depth, self.ceiling))
 
     def _get_width(self, request: Request) -> int:
         """Return the number of this request's draft tokens to verify next."""
@@ -199,18 +196,14 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self._verify_counts[request_id] = (num_drafted, num_accepted_tokens)
         if num_draft_tokens == num_invalid:
             return spec_decoding_stats
+        counts = num_draft_tokens, num_accepted_tokens, num_invalid_spec_tokens, request_id
         stats: SpecDecodingStats | None = super().make_spec_decoding_stats(
-            spec_decoding_stats,
-            num_draft_tokens=num_draft_tokens,
-            num_accepted_tokens=num_accepted_tokens,
-            num_invalid_spec_tokens=num_invalid_spec_tokens,
-            request_id=request_id,
+            spec_decoding_stats, *counts
         )
         return stats
 
     def add_request(self, request: Request) -> None:
-        extra = request.sampling_params.extra_args if request.sampling_params else None
-        if extra and extra.get(TRACED):
+        if get_extra(request).get(TRACED):
             self._traced_requests.add(request.request_id)
         self.plugins.call("add", request)
         super().add_request(request)
@@ -444,6 +437,16 @@ def read_behaviour(vllm_config: VllmConfig) -> StepBehaviour:
     return read_method(vllm_config).on(Runner.SECOND if is_second else Runner.FIRST)
 
 
+def sort_waiting(scheduler: Scheduler, rank: Callable[[Request], int]) -> None:
+    """Put waiting requests of a lower rank first. A priority queue keeps its own order."""
+    waiting = scheduler.waiting
+    if len(waiting) < 2 or not isinstance(waiting, FCFSRequestQueue):
+        return
+    requests = sorted(waiting, key=rank)
+    waiting.clear()
+    waiting.extend(requests)
+
+
 def is_past_prompt(request: Request, scheduled_tokens: int) -> bool:
     """Return True if the step just planned begins after the request's prompt."""
     return bool(request.num_computed_tokens - scheduled_tokens >= request.num_prompt_tokens)
@@ -482,8 +485,7 @@ def set_depth(core: EngineCore, depth: int) -> int:
 
 def set_planning(core: EngineCore, mode: str) -> str:
     """Choose depths by cost (``auto``), at random (``random``, for tests) or not (``off``)."""
-    scheduler = core.scheduler
-    return str(scheduler.set_planning(mode))
+    return str(core.scheduler.set_planning(mode))
 
 
 def describe_planning(core: EngineCore, recent: int) -> dict[str, object]:
@@ -498,8 +500,7 @@ def describe_planning(core: EngineCore, recent: int) -> dict[str, object]:
 def describe_slices(core: EngineCore) -> Future[list[dict[str, object]]]:
     """Describe what the planner knows of each slice. vLLM answers when the future is done, so the
     next step waits for the copies alone."""
-    scheduler = core.scheduler
-    return DESCRIBER.submit(scheduler.planning.copy_slices())
+    return DESCRIBER.submit(core.scheduler.planning.copy_slices())
 
 
 def forget_tenants(core: EngineCore, tenants: list[str]) -> None:
@@ -526,36 +527,24 @@ def drop_blocks(core: EngineCore) -> int:
 def freeze_planning(core: EngineCore, depth: int | None) -> bool:
     """Hold the planner at ``depth``, or let it choose again if None. Return False without a
     planner."""
-    scheduler = core.scheduler
-    return bool(scheduler.planning.freeze(depth))
+    return bool(core.scheduler.planning.freeze(depth))
 
 
 def export_costs(core: EngineCore) -> dict[str, object]:
     """Export the learnt costs of steps, for ``restore_costs`` of a later engine."""
-    scheduler = core.scheduler
-    costs: dict[str, object] = scheduler.planning.export_costs()
+    costs: dict[str, object] = core.scheduler.planning.export_costs()
     return costs
 
 
 def restore_costs(core: EngineCore, costs: Mapping[str, object]) -> bool:
     """Restore learnt costs; return False if they do not fit, or if there is no planner."""
-    scheduler = core.scheduler
-    return bool(scheduler.planning.restore_costs(costs))
+    return bool(core.scheduler.planning.restore_costs(costs))
 
 
-EngineCore.set_depth = set_depth
-EngineCore.set_planning = set_planning
-EngineCore.stage_draft = draft_reload.stage_draft
-EngineCore.get_staged = draft_reload.get_staged
-EngineCore.discard_draft = draft_reload.discard_draft
-EngineCore.swap_draft = draft_reload.swap_draft
-EngineCore.drop_blocks = drop_blocks
-EngineCore.describe_planning = describe_planning
-EngineCore.describe_slices = describe_slices
-EngineCore.forget_tenants = forget_tenants
-EngineCore.ask_plugin = ask_plugin
-EngineCore.freeze_planning = freeze_planning
-EngineCore.export_costs = export_costs
-EngineCore.restore_costs = restore_costs
-"""The front end reaches the engine process by the names of EngineCore's methods."""
+# The front end reaches the engine process by the names of EngineCore's methods.
+DRAFT_METHODS = stage_draft, get_staged, discard_draft, swap_draft
+PLANNING_METHODS = set_planning, describe_planning, freeze_planning, export_costs, restore_costs
+OTHER_METHODS = set_depth, drop_blocks, describe_slices, forget_tenants, ask_plugin
+for function in (*DRAFT_METHODS, *PLANNING_METHODS, *OTHER_METHODS):
+    setattr(EngineCore, function.__name__, function)
 exit_with_parent()

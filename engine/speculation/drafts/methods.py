@@ -112,7 +112,7 @@ METHODS: Mapping[str, DraftMethod] = {
 }
 """Methods by name. On the first runner ``suffix`` and ``ngram_gpu`` add the tokens of every step to
 the text in which they look drafts up. On the second runner only the speculators of EAGLE and MTP
-follow a step's depth and can skip a pass (``second_runner`` in ``engine/vllm_backend``). An MTP
+follow a step's depth and can skip a pass (``engine/vllm_backend/patches``). An MTP
 draft of several layers drafts K tokens there.
 """
 PARALLEL = "parallel drafting"

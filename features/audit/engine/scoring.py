@@ -1,7 +1,7 @@
 """Scoring of an answer's tokens against the target's raw logits, in plain tensors.
 
 It is written from the meaning of each sampling field, without vLLM's samplers or the repairs in
-``engine/vllm_backend/steering.py``, because an audit must not share their faults. The order is:
+``engine/vllm_backend/patches/``, because an audit must not share their faults. The order is:
 allowed tokens, bad words, minimum of tokens, biases, repetition, frequency and presence penalties,
 temperature, min-p, top-k, top-p.
 

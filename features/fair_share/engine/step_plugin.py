@@ -18,9 +18,9 @@ from typing import Any
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from eaglegate.engine.vllm_backend.planning import get_draft_depth
+from eaglegate.engine.vllm_backend.planning import get_draft_depth, get_extra
+from eaglegate.engine.vllm_backend.scheduler import sort_waiting
 from eaglegate.engine.vllm_backend.step_plugin import StepAccount, StepPlugin
-from eaglegate.engine.vllm_backend.waiting import sort_waiting
 from eaglegate.engine.vllm_fields import LATENCY, TENANT, WEIGHT
 from eaglegate.features.fair_share.fair_share import DecodingRow, FairShare, Ration, ShareMember
 
@@ -61,7 +61,7 @@ class StepSharing(StepPlugin):
         return self.share.is_needed
 
     def add(self, request: Request) -> None:
-        extra = (request.sampling_params.extra_args if request.sampling_params else None) or {}
+        extra = get_extra(request)
         objective = extra.get(LATENCY)
         weight = max(float(extra.get(WEIGHT, 1.0)), 1e-3)
         objective_s = float(objective or 0.0) / 1e3

@@ -38,11 +38,8 @@ def refuse_lookups(config: VllmConfig) -> None:
     if settings is None:
         return
     width, depth = settings
-    draft, parallel, model = (
-        config.speculative_config,
-        config.parallel_config,
-        config.model_config,
-    )
+    draft, parallel = config.speculative_config, config.parallel_config
+    model = config.model_config
     is_parallel = getattr(draft, "parallel_drafting", False)
     method = find_method({"method": draft.method, "parallel_drafting": is_parallel})
     is_second = bool(config.use_v2_model_runner)

@@ -18,6 +18,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 
+from eaglegate.engine.vllm_backend.planning import get_extra
 from eaglegate.engine.vllm_backend.step_plugin import StepPlugin
 from eaglegate.engine.vllm_fields import (
     DEPTH,
@@ -107,8 +108,7 @@ class Lookups(StepPlugin):
     def _begin(self, request: Request) -> None:
         """Add a request, unless it gets no lookups: its speculation or its lookups are off, the
         planner must not learn from it, or its prompt has no tokens."""
-        params = request.sampling_params
-        extra = (params.extra_args if params else None) or {}
+        extra = get_extra(request)
         bounds = (extra.get(DEPTH), extra.get(LOOKUP_BOUND))
         limit = min(int(bound) for bound in (self.width, *bounds) if bound is not None)
         if limit <= 0 or UNTAUGHT in extra or request.prompt_token_ids is None:

@@ -5,7 +5,6 @@ The first runner needs none of this, because its scheduler receives the drafts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from vllm.config import get_current_vllm_config
 from vllm.triton_utils import HAS_TRITON
 
+from eaglegate.engine.vllm_backend.patches import Original, Wrap
 from eaglegate.engine.vllm_parts import Promise
 from eaglegate.features.lookups.engine.contract import read_lookup
 
@@ -22,7 +22,7 @@ LOOKUPS = "device_lookups"
 
 
 def execute_model(
-    original: Callable[..., Any], runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any
+    original: Original, runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any
 ) -> Any:
     speculator = runner.speculator
     if speculator is not None:
@@ -41,7 +41,7 @@ def _make_lookups(runner: Any) -> Any:
     return None if settings is None else DeviceLookups(runner, settings[1])
 
 
-def sample_tokens(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
+def sample_tokens(original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
     """Sample, and tell the scheduler which of the verified tokens were lookups."""
     lookups = getattr(runner.speculator, LOOKUPS, None)
     if lookups is None:
@@ -50,23 +50,20 @@ def sample_tokens(original: Callable[..., Any], runner: Any, *args: Any, **kwarg
 
 
 def propose(
-    original: Callable[..., torch.Tensor],
-    speculator: Any,
-    input_batch: Any,
-    *args: Any,
-    **kwargs: Any,
+    original: Original, speculator: Any, input_batch: Any, *args: Any, **kwargs: Any
 ) -> torch.Tensor:
     """Propose drafts of the draft's own depth, and put lookups in their place."""
     lookups = getattr(speculator, LOOKUPS, None)
     if lookups is None or lookups.depth is None or kwargs.get("dummy_run"):
-        return original(speculator, input_batch, *args, **kwargs)
+        drafts: torch.Tensor = original(speculator, input_batch, *args, **kwargs)
+        return drafts
     kwargs["num_speculative_tokens"] = lookups.depth
     drafts = original(speculator, input_batch, *args, **kwargs)
     merged: torch.Tensor = lookups.merge(drafts, input_batch, *args)
     return merged
 
 
-def prepare_inputs(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
+def prepare_inputs(original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
     """Keep the proposals that the step verifies."""
     batch = original(runner, *args, **kwargs)
     if (lookups := getattr(runner.speculator, LOOKUPS, None)) is not None:
@@ -82,7 +79,7 @@ def init_states(original: Any, states: Any, *args: Any, **kwargs: Any) -> None:
     original(states, *args, **kwargs)
 
 
-def patch(wrap: Callable[[Any, str, Callable[..., Any]], None], worker: type) -> None:  # noqa: ARG001
+def patch(wrap: Wrap, worker: type) -> None:  # noqa: ARG001
     if not HAS_TRITON:  # vLLM's first model runner
         return
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner

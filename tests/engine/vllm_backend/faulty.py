@@ -25,11 +25,10 @@ from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from eaglegate.engine.vllm_backend import seeded_rows, steering
+from eaglegate.engine.vllm_backend.patches import bias_and_min_p, seeds, wrap
+from eaglegate.engine.vllm_backend.patches.min_tokens import MinTokens
 from eaglegate.engine.vllm_backend.scheduler import DepthSchedulerBase
-from eaglegate.engine.vllm_backend.steering import MinTokens
 from eaglegate.engine.vllm_backend.worker import DepthWorker
-from tests.engine.vllm_backend.wrapping import wrap
 
 IGNORES_TEMPERATURE = "a sampler that ignores the temperature"
 ACCEPTS_TOO_MANY = "a scheduler that accepts one draft too many"
@@ -222,10 +221,10 @@ wrap(SpecDecodeBaseProposer, "propose", propose)
 wrap(DepthSchedulerBase, "update_from_output", update_from_output)
 wrap(DepthSchedulerBase, "get_depth", get_depth)
 wrap(rejection_sampler, "rejection_sample", verify)
-wrap(seeded_rows, "key_by_position", key_by_position)
+wrap(seeds, "key_by_position", key_by_position)
 wrap(RejectionSampler, "apply_penalties", apply_penalties)
 wrap(MinTokens, "_count_missing", count_missing)
-wrap(steering, "add_biases", add_biases)
+wrap(bias_and_min_p, "add_biases", add_biases)
 wrap(gpu_model_runner, "apply_grammar_bitmask", apply_grammar)
 wrap(StructuredOutputManager, "accept_tokens", accept_tokens)
 wrap(rejection_sampler, "apply_sampling_constraints", constrain)

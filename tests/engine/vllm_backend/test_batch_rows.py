@@ -7,6 +7,7 @@ from preemption, change rows and have drafts or none.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +20,8 @@ from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
-from eaglegate.engine.vllm_backend import steering
 from eaglegate.engine.vllm_backend import worker as worker
+from eaglegate.engine.vllm_backend.patches import bias_and_min_p, min_tokens
 
 pytestmark = pytest.mark.thorough
 
@@ -44,6 +45,7 @@ def make_batch(rows: int, num_drafts: int) -> InputBatch:
     def make_plain(*_: Any) -> LogitsProcessors:
         return LogitsProcessors(kind(config, CPU, False) for kind in BUILTIN_LOGITS_PROCESSORS)
 
+    build = partial(bias_and_min_p.build_logitsprocs, make_plain)
     reasoning: Any = SimpleNamespace(
         reasoning_start_token_ids=START,
         reasoning_end_token_ids=PHRASE,
@@ -57,7 +59,7 @@ def make_batch(rows: int, num_drafts: int) -> InputBatch:
         vocab_size=VOCABULARY,
         block_sizes=[16],
         max_num_blocks_per_req=[16],
-        logitsprocs=steering.build_logitsprocs(make_plain, config, CPU, False, False),
+        logitsprocs=min_tokens.build_logitsprocs(build, config, CPU, False, False),
         num_spec_tokens=num_drafts,
         reasoning_config=reasoning,
     )

@@ -11,7 +11,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
-from eaglegate.engine.vllm_backend.steering import (
+from eaglegate.engine.vllm_backend.patches.thinking_budgets import (
     ThinkingBudget,
     ThinkingBudgets,
     make_thinking_budgets,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from vllm.lora.ops.torch_ops import lora_ops
 
-from eaglegate.engine.vllm_backend.worker import mask_negative_indices
+from eaglegate.engine.vllm_backend.patches.base_model_rows import mask_negative_indices
 
 
 def test_tokens_without_an_adapter_are_left_alone() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from eaglegate.engine.vllm_backend import position_noise
-from eaglegate.engine.vllm_backend.seeded_rows import accept_drafts
+from eaglegate.engine.vllm_backend.patches.seeds import accept_drafts
 
 SEEDS = (0, 1, 7, -1, -(2**63), 2**63 - 1, 2**40 + 3)
 POSITIONS = (0, 1, 100, 131_071, 2**31 - 1)

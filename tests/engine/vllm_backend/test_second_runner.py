@@ -9,7 +9,7 @@ import pytest
 from vllm.lora.request import LoRARequest
 from vllm.v1.worker.gpu.lora_utils import LoraState
 
-from eaglegate.engine.vllm_backend.second_runner import ROWS, make_lora_inputs
+from eaglegate.engine.vllm_backend.patches.second_adapter_rows import ROWS, make_lora_inputs
 
 
 @pytest.fixture

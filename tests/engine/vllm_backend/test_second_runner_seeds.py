@@ -11,7 +11,8 @@ import torch
 from vllm.triton_utils import HAS_TRITON
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 
-from eaglegate.engine.vllm_backend import position_noise, seeded_rows
+from eaglegate.engine.vllm_backend import position_noise
+from eaglegate.engine.vllm_backend.patches import second_seeds
 
 SEEDS = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63), 77, 2**40])
 VOCABULARY = 2500
@@ -53,7 +54,7 @@ def test_drafts_of_seeded_requests_are_accepted_where_they_are_the_sample(
     """The first request's second draft is wrong; the second has no seed; all of the third's are
     right. Acceptance that is made up, and watermarks, stay vLLM's.
     """
-    monkeypatch.setattr(seeded_rows, "gumbel_sample", sample_like_the_kernel)
+    monkeypatch.setattr(second_seeds, "gumbel_sample", sample_like_the_kernel)
     begins, owners = torch.tensor([0, 3, 4, 8]), torch.tensor([0, 0, 0, 1, 2, 2, 2, 2])
     logits = torch.randn(8, VOCABULARY, generator=torch.Generator().manual_seed(2))
     positions = torch.arange(8)
@@ -71,7 +72,7 @@ def test_drafts_of_seeded_requests_are_accepted_where_they_are_the_sample(
         watermark_key=1 if forced == "watermark" else None,
     )
     vllm_s = logits, torch.full((3, 4), -9), torch.full((3,), 9, dtype=torch.int32)
-    _, sampled, num_sampled = seeded_rows.verify_again(
+    _, sampled, num_sampled = second_seeds.verify(
         lambda *_: vllm_s,
         sampler,
         *(logits, None, drafts, positions, begins, None, np.arange(3)),

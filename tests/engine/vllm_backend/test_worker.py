@@ -8,7 +8,7 @@ import pytest
 import torch
 from vllm.utils import cpu_triton_utils
 
-from eaglegate.engine.vllm_backend import seeded_rows, worker
+from eaglegate.engine.vllm_backend.patches import empty_constraints, plain_steps, token_values
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from eaglegate.engine.vllm_backend import seeded_rows, worker
 def test_values_are_spread_over_draft_tokens(
     values: list[float], ends: list[int], replace: tuple[int, int], want: list[float]
 ) -> None:
-    spread = worker.expand_batch_to_tokens(
+    spread = token_values.expand_batch_to_tokens(
         torch.tensor(values), torch.tensor(ends, dtype=torch.int32), len(want), *replace
     )
     assert spread.dtype == torch.float32
@@ -32,7 +32,7 @@ def test_values_are_spread_over_draft_tokens(
 
 def test_whole_numbers_stay_whole() -> None:
     top_k = torch.tensor([5, 7], dtype=torch.int32)
-    spread = worker.expand_batch_to_tokens(top_k, torch.tensor([1, 3]), 3)
+    spread = token_values.expand_batch_to_tokens(top_k, torch.tensor([1, 3]), 3)
     assert (spread.dtype, spread.tolist()) == (torch.int32, [5, 7, 7])
 
 
@@ -49,9 +49,9 @@ def test_nothing_to_constrain_is_not_constrained() -> None:
         return torch.tensor([]).max()
 
     empty = torch.empty(0, 8)
-    assert worker.apply_sampling_constraints(vllm_s, empty) is empty
+    assert empty_constraints.apply_sampling_constraints(vllm_s, empty) is empty
     with pytest.raises(RuntimeError):
-        worker.apply_sampling_constraints(vllm_s, torch.empty(1, 8))
+        empty_constraints.apply_sampling_constraints(vllm_s, torch.empty(1, 8))
 
 
 @pytest.mark.parametrize(
@@ -61,12 +61,10 @@ def test_a_step_that_verifies_nothing_takes_the_plain_sampler(
     asynchronous: bool, longest: int, is_plain: bool
 ) -> None:
     runner: Any = SimpleNamespace(
-        device=torch.device("cpu"),
-        input_batch=SimpleNamespace(generators={}),
         use_async_scheduling=asynchronous,
     )
     given = SimpleNamespace(max_spec_len=longest)
-    got = seeded_rows.sample(lambda _, __, metadata: metadata, runner, None, given)
+    got = plain_steps.sample(lambda _, __, metadata: metadata, runner, None, given)
     assert got is (None if is_plain else given)
 
 
