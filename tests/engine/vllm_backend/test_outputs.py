@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import AsyncGenerator
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,12 @@ import pytest
 from vllm.exceptions import VLLMError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.engine import (
+    EngineCoreEvent,
+    EngineCoreEventType,
+    EngineCoreOutput,
+    EngineCoreRequest,
+)
 from vllm.v1.engine import FinishReason as Reason
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
@@ -200,6 +206,60 @@ async def test_vllms_statistics_are_those_of_its_own_processor() -> None:
         ours.process_outputs([given], 1.0 + at, mine)
         theirs.process_outputs([given], 1.0 + at, vllms)
         assert repr(mine) == repr(vllms)
+
+
+def make_outputs(random: Random) -> list[EngineCoreOutput]:
+    """A step's outputs, mostly of requests that only go on; "gone" has left."""
+    outputs = []
+    for name in random.sample(["a", "b", "scored", "traced", "gone"], random.randint(1, 5)):
+        tokens, drafted = random.randint(0, 4), random.choice([0, 3])
+        more: dict[str, Any] = {}
+        if random.random() < 0.1:
+            more["finish_reason"] = random.choice([Reason.STOP, Reason.LENGTH, Reason.ABORT])
+        if random.random() < 0.1:
+            more["events"] = [EngineCoreEvent(EngineCoreEventType.PREEMPTED, random.random())]
+        if random.random() < 0.2:
+            more["prefill_stats"] = FIRST
+        if name == "scored":
+            ids, logprobs = np.full((tokens, 2), 5), np.full((tokens, 2), -0.5)
+            more["new_logprobs"] = LogprobsLists(ids, logprobs, np.ones(tokens))
+        outputs.append(output(tokens, drafted, random.randint(0, drafted), name, **more))
+    return outputs
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_fast_path_gives_what_the_full_one_gives(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    fast = processor()
+    with monkeypatch.context() as patch:
+        patch.setenv("VLLM_COMPUTE_NANS_IN_LOGITS", "1")  # every output takes the full path
+        full = processor()
+    inboxes = []
+    for outputs in (fast, full):
+        inbox = [begin(outputs, name, logprobs=1) for name in ("a", "b", "scored", "traced")]
+        inbox[-1].traced = True
+        inboxes.append(inbox)
+    random = Random(seed)
+    for number in range(12):
+        step, seen = make_outputs(random), []
+        for outputs, inbox in zip((fast, full), inboxes, strict=True):
+            counts = IterationStats()
+            counts.iteration_timestamp = 7.0
+            outputs.process_outputs(step, float(number), counts)
+            requests = {name: repr(state.stats) for name, state in outputs.request_states.items()}
+            steps = [(queue.take(), queue.ended) for queue in inbox]
+            seen.append((repr(counts), requests, steps, outputs.unclaimed))
+        assert seen[0] == seen[1], number
+
+
+def test_outputs_that_may_have_nans_are_counted_by_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
+    outputs = processor()
+    begin(outputs)
+    for nans in (0, 1):
+        outputs.process_outputs([output(1, num_nans_in_logits=nans)], 1.0, IterationStats())
+        assert outputs.request_states["a"].stats.is_corrupted == bool(nans)
 
 
 def test_vllm_still_ends_an_abort_with_a_request_output() -> None:
