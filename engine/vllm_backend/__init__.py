@@ -19,16 +19,16 @@ def prepare() -> None:
     vLLM must not fork, because its processes would inherit sockets and threads
     (``child_process.py``).
     """
-    _set_default("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    _set_default("VLLM_LOGGING_LEVEL", "ERROR")
-    _set_default("VLLM_NO_USAGE_STATS", "1")
-    _set_default("DO_NOT_TRACK", "1")
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("DO_NOT_TRACK", "1")
 
 
 def prepare_offline() -> None:
     """Set the variables that keep libraries from asking a hub, for models on disk."""
-    _set_default("HF_HUB_OFFLINE", "1")
-    _set_default("TRANSFORMERS_OFFLINE", "1")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 
 
 def prepare_cpu(tensor_parallel: int, threads: int | None = None) -> None:
@@ -42,19 +42,15 @@ def prepare_cpu(tensor_parallel: int, threads: int | None = None) -> None:
     hundredfold slow-down was measured). The ahead-of-time compile cache never warms here, so it
     stays off.
     """
-    _set_default("VLLM_USE_AOT_COMPILE", "0")
-    _set_default("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+    os.environ.setdefault("VLLM_USE_AOT_COMPILE", "0")
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     if tensor_parallel == 1:
-        _set_default("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     else:
-        _set_default("VLLM_CPU_OMP_THREADS_BIND", bind_cores(sorted(list_cores()), tensor_parallel))
+        binding = bind_cores(sorted(os.sched_getaffinity(0)), tensor_parallel)
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", binding)
     if threads is not None:
-        _set_default("OMP_NUM_THREADS", str(threads))
-
-
-def list_cores() -> set[int]:
-    """Return the cores that this process may use."""
-    return os.sched_getaffinity(0)
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 
 
 def bind_cores(cores: list[int], workers: int) -> str:
@@ -70,10 +66,6 @@ def bind_cores(cores: list[int], workers: int) -> str:
         )
     groups = [cores[index * share : (index + 1) * share] for index in range(workers)]
     return "|".join(",".join(map(str, group)) for group in groups)
-
-
-def _set_default(name: str, value: str) -> None:
-    os.environ.setdefault(name, value)
 
 
 if POD_RECORD not in os.environ:  # the variables of a plain ``vllm serve`` are its operator's

@@ -67,12 +67,8 @@ DEMO_DEFAULTS: dict[str, Any] = {
     ),
 }
 """Defaults of the demo. Its model is so small that it fills JSON with whitespace up to the limit if
-the grammar allows any.
-"""
-CPU_DEFAULTS: dict[str, Any] = {
-    "enforce_eager": True,
-    "kv_cache_memory_bytes": 4 * GIB,
-}
+the grammar allows any."""
+CPU_DEFAULTS: dict[str, Any] = {"enforce_eager": True, "kv_cache_memory_bytes": 4 * GIB}
 """Defaults on a CPU, which start in seconds and leave memory for other programs."""
 DEMO_CPU_DEFAULTS: dict[str, Any] = CPU_DEFAULTS | {"kv_cache_memory_bytes": GIB}
 DEMO_GPU_KV_BYTES = 2 * GIB
@@ -98,8 +94,7 @@ def make_engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
 def limit_pixels(model: ModelConfig) -> None:
     """Limit the pixels of an image for processors of Qwen's kind, whose own limit is 12.8 million:
     15,000 tokens and 70 MB of features. The user's own limit stays. Processors of other kinds have
-    an image of a fixed size, or tiles of a limited number.
-    """
+    an image of a fixed size, or tiles of a limited number."""
     settings = getattr(model, "hf_image_processor_config", None) or {}
     if model.multimodal_config is None or QWEN_IMAGES not in str(settings.get(PROCESSOR)):
         return
@@ -115,8 +110,7 @@ def limit_pixels(model: ModelConfig) -> None:
 
 class EngineParser(FlexibleArgumentParser):  # type: ignore[misc]
     """Parser of vLLM's spellings: underscores, ``--flag.key value``, ``-O3``. Its error about an
-    unknown flag suggests the closest one.
-    """
+    unknown flag suggests the closest one."""
 
     def error(self, message: str) -> None:
         words = message.split() if message.startswith("unrecognized") else ()

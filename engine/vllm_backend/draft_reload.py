@@ -243,18 +243,12 @@ def swap_draft(core: EngineCore, folder: str, running_folder: str) -> float:
 
     Returns the seconds in which no step was made. Raises RuntimeError; then nothing changed.
     """
-    start = perf_counter()
-    reload = core.model_executor.collective_rpc
-    errors = [error for error in reload("reload_draft", args=(folder, running_folder)) if error]
+    start, reload = perf_counter(), core.model_executor.collective_rpc
+    errors = [*filter(None, reload("reload_draft", args=(folder, running_folder)))]
     if errors:
-        retry = [
-            error
-            for error in reload("reload_draft", args=(running_folder, running_folder))
-            if error
-        ]
         text = f"the draft could not be loaded: {errors[0]}"
-        raise RuntimeError(
-            text + (f"; the running draft could not be loaded again: {retry[0]}" if retry else "")
-        )
+        if retry := [*filter(None, reload("reload_draft", args=(running_folder, running_folder)))]:
+            text += f"; the running draft could not be loaded again: {retry[0]}"
+        raise RuntimeError(text)
     core.scheduler.forget_draft()
     return perf_counter() - start

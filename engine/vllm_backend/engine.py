@@ -99,8 +99,6 @@ STAGE_POLL_S = (0.02, 0.5)
 ERRORED_POLL_S = 0.5
 OUTSIDE_SIGNALS = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
 UNPLANNED_REASON = "another scheduler or a table of depths decides, or ranks that must draft alike"
-
-
 RESENDS = 2
 """Times that a prompt is sent again because the engine lacks features of its images. Prompts with
 the same image, sent at once, may each cost another one a time."""
@@ -109,12 +107,8 @@ NO_IMAGES = "This model reads text only, or was started without images."
 NO_ADAPTERS: Mapping[str, str] = {}
 
 
-def ignore_progress(_: str) -> None:
-    """No-op progress callback."""
-
-
-def ignore_time(_: float) -> None:
-    """No-op charge of an engine's time."""
+def ignore(_: object) -> None:
+    """No-op callback."""
 
 
 class VllmEngine(
@@ -141,7 +135,7 @@ class VllmEngine(
     def __init__(
         self,
         arguments: AsyncEngineArgs,
-        progress: Callable[[str], None] = ignore_progress,
+        progress: Callable[[str], None] = ignore,
         echo: LineFormat | None = pass_line,
         adapters: Mapping[str, str] = NO_ADAPTERS,
         planning: str = "off",
@@ -172,8 +166,7 @@ class VllmEngine(
         """True if the scheduler chooses depths and learns the cost of steps."""
         self._oom_kills = count_oom_kills()
         """Number of kills for lack of memory when the engine was last healthy. None was of this
-        engine.
-        """
+        engine."""
         self._processes: tuple[BaseProcess, ...] = ()
         self._exits: tuple[int | None, ...] = ()
 
@@ -225,7 +218,7 @@ class VllmEngine(
         return info
 
     async def generate(self, request: EngineRequest, sink: StepSink) -> None:
-        await self.generate_timed(request, sink, ignore_time)
+        await self.generate_timed(request, sink, ignore)
 
     async def generate_timed(
         self, request: EngineRequest, sink: StepSink, charge: Callable[[float], None]

@@ -22,10 +22,7 @@ from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import Execution, WorkerExecution
 
 SECOND_RUNNER = "vllm.v1.worker.gpu."
-"""Package of vLLM's second model runner, but not of the first.
-"""
-
-
+"""Package of vLLM's second model runner, but not of the first."""
 STAGES = {
     "load_model": "weights",
     "determine_available_memory": "profiling",
@@ -52,12 +49,9 @@ class ExecutionReporter:
         """Return the seconds of this worker's start by part. vLLM compiles while it profiles."""
         worker: Any = self
         config = worker.vllm_config.compilation_config
-        compilation_s = min(
-            config.compilation_time + config.encoder_compilation_time,
-            _stage_s.get("profiling", 0.0),
-        )
-        profiling_s = _stage_s.get("profiling", 0.0) - compilation_s
-        return _stage_s | {"profiling": profiling_s, "compilation": compilation_s}
+        profiling_s = _stage_s.get("profiling", 0.0)
+        compilation_s = min(config.compilation_time + config.encoder_compilation_time, profiling_s)
+        return _stage_s | {"profiling": profiling_s - compilation_s, "compilation": compilation_s}
 
     def describe_execution(self) -> dict[str, Any]:
         """Return the fields of ``WorkerExecution``. The compiled parts are known once a step has
@@ -127,21 +121,16 @@ class GraphCounter(StatLoggerBase):  # type: ignore[misc]
         """Do nothing; vLLM's interface requires this method."""
 
 
-def find_graph_counters(stat_loggers: Iterable[Any]) -> Iterator[GraphCounter]:
-    for logger in stat_loggers:
-        for counter in getattr(logger, "per_engine_stat_loggers", {}).values():
-            if isinstance(counter, GraphCounter):
-                yield counter
-
-
 def read_execution(
     config: VllmConfig, eager: bool, workers: Iterable[Mapping[str, Any]], stat_loggers: Any
 ) -> Execution:
     """Return the engine's execution. ``config`` is resolved by the front end, before any worker saw
     it."""
     steps: Counter[str] = Counter()
-    for counter in find_graph_counters(stat_loggers):
-        steps += counter.steps
+    for logger in stat_loggers:
+        for counter in getattr(logger, "per_engine_stat_loggers", {}).values():
+            if isinstance(counter, GraphCounter):
+                steps += counter.steps
     return Execution(
         eager=eager,
         compilation=config.compilation_config.mode.name,

@@ -47,8 +47,7 @@ MAX_VERDICTS = 4096
 ATTEMPTS = 2
 RETRY_S = 1.0
 CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
-"""Signals that end a compiler that is out of memory or faulty, with the same input every time.
-"""
+"""Signals that end a compiler that is out of memory or faulty, with the same input every time."""
 
 
 class GrammarProbe(LimitedChild):

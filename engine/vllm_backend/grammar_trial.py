@@ -20,7 +20,8 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from itertools import islice
+from typing import Any
 
 from eaglegate.engine.stop_signals import block_stop_signals
 from eaglegate.engine.vllm_backend.grammar_probe import NO_GRAMMAR, OK
@@ -49,13 +50,8 @@ MIN_REPETITIONS = 16
 MAX_PIECES = 32
 PIECE_CHARS = 2000
 LLGUIDANCE_KEYWORDS = (
-    "multipleOf",
-    "uniqueItems",
-    "ontains",
-    "patternProperties",
-    "propertyNames",
-    "format",
-)
+    "multipleOf", "uniqueItems", "ontains", "patternProperties", "propertyNames", "format",
+)  # fmt: skip
 """Keywords of JSON schemas that vLLM may compile with llguidance."""
 SOURCE_LINE = re.compile(r"^\[[\d:]+\] \S+: ")
 """Prefix of a compiler's error with a line of its own source."""
@@ -95,26 +91,6 @@ def main(tokenizer: str, trust_remote_code: bool, limit_s: float) -> None:
         print(json.dumps([int(number), verdict]), flush=True)
 
 
-class ConstraintMatcher(Protocol):
-    """Matcher with a position in a constraint."""
-
-    def jump(self) -> None:
-        """Pass literal text in one step, if possible."""
-        ...
-
-    def compute_mask(self) -> Any:
-        """Return the tokens that may come next, as a bit mask."""
-        ...
-
-    def accept(self, token: int) -> bool: ...
-
-
-class ConstraintCompiler(Protocol):
-    """Compiler of constraints. Raises one of ``REFUSALS`` for input that it does not accept."""
-
-    def walk(self, kind: str, value: str) -> ConstraintMatcher: ...
-
-
 class GrammarTrial:
     """Trial of constraints for the vocabulary of ``tokenizer``, as transformers loads it."""
 
@@ -123,10 +99,7 @@ class GrammarTrial:
 
         self._xgrammar = XgrammarCompiler(tokenizer)
         self.vocab_size = self._xgrammar.info.vocab_size
-        self._compilers: list[ConstraintCompiler] = [
-            self._xgrammar,
-            LlguidanceCompiler(tokenizer, self.vocab_size),
-        ]
+        self._compilers = self._xgrammar, LlguidanceCompiler(tokenizer, self.vocab_size)
         self._cost = np.array([_rate_token(token) for token in self._xgrammar.info.decoded_vocab])
 
     def judge(self, kind: str, value: str) -> str:
@@ -134,7 +107,10 @@ class GrammarTrial:
             verdict = self._judge_one(kind, value)
             if verdict != OK:
                 return verdict
-            pieces = [("regex", piece) for piece in split_repeated_groups(kind, value)]
+            groups = [*islice(split_repeated_groups(kind, value), MAX_PIECES + 1)]
+            if len(groups) > MAX_PIECES:
+                return f"it repeats more than {MAX_PIECES} groups a counted number of times"
+            pieces = [("regex", group) for group in groups if group]
             if (short_value := shorten(kind, value)) != value:
                 pieces.append((kind, short_value))
             for piece in pieces:
@@ -143,8 +119,6 @@ class GrammarTrial:
                     return piece_verdict
         except MemoryError:
             return "it needed too much memory"
-        except TooManyGroups:
-            return f"it repeats more than {MAX_PIECES} groups a counted number of times"
         return OK
 
     def _judge_one(self, kind: str, value: str) -> str:
@@ -220,6 +194,8 @@ def _rate_token(token: bytes) -> float:
 
 
 class XgrammarCompiler:
+    """Compiler of xgrammar. It raises one of ``REFUSALS`` for input that it does not accept."""
+
     def __init__(self, tokenizer: Any) -> None:
         import xgrammar
 
@@ -227,7 +203,7 @@ class XgrammarCompiler:
         self.info = xgrammar.TokenizerInfo.from_huggingface(tokenizer)
         self._compiler = xgrammar.GrammarCompiler(self.info, max_threads=1, cache_enabled=False)
 
-    def walk(self, kind: str, value: str) -> ConstraintMatcher:
+    def walk(self, kind: str, value: str) -> _XgrammarMatcher:
         return _XgrammarMatcher(self._library, self._compile(kind, value), self.info.vocab_size)
 
     def _compile(self, kind: str, value: str) -> Any:
@@ -254,17 +230,21 @@ class XgrammarCompiler:
 
 
 class _XgrammarMatcher:
+    """Position in a constraint. ``accept`` takes a token, and returns False if none fits."""
+
     def __init__(self, library: Any, grammar: Any, vocab_size: int) -> None:
         self._matcher = library.GrammarMatcher(grammar)
         self._mask = library.allocate_token_bitmask(1, vocab_size)
         self.accept = self._matcher.accept_token
 
     def jump(self) -> None:
+        """Pass literal text in one step, if possible."""
         literal = self._matcher.find_jump_forward_string()
         if literal:
             self._matcher.accept_string(literal)
 
     def compute_mask(self) -> Any:
+        """Return the tokens that may come next, as a bit mask."""
         self._matcher.fill_next_token_bitmask(self._mask)
         return self._mask[0].numpy()
 
@@ -277,7 +257,7 @@ class LlguidanceCompiler:
         self._vocab_size = vocab_size
         self._tokenizer_data: Any = None
 
-    def walk(self, kind: Any, value: str) -> ConstraintMatcher:
+    def walk(self, kind: Any, value: str) -> _LlguidanceMatcher:
         import llguidance
         import llguidance.hf
 
@@ -316,32 +296,23 @@ class _LlguidanceMatcher:
         return self._mask[0].numpy()
 
 
-class TooManyGroups(Exception):
-    """The constraint would be split into too many parts."""
+ConstraintMatcher = _XgrammarMatcher | _LlguidanceMatcher
 
 
 def split_repeated_groups(kind: str, value: str) -> Iterator[str]:
-    """Yield groups with a counted repetition, each as its own pattern."""
+    """Yield groups with a counted repetition, each as its own pattern; empty for a long one."""
     texts = (
         _find_strings(json.loads(value)) if kind in ("json_schema", "structural_tag") else [value]
     )
-    num_groups = 0
     for text in texts:
         for match in COUNTED_GROUP.finditer(text):
             counts = [int(count) for count in match.groups() if count]
             begin = _find_opening(text, match.start())
             if begin is None or max(counts, default=MIN_REPETITIONS) < MIN_REPETITIONS:
                 continue
-            num_groups += 1
-            if num_groups > MAX_PIECES:
-                raise TooManyGroups
-            if match.end() - begin <= PIECE_CHARS:
-                yield re.sub(r"~(\d+)$", r"{\1}", text[begin : match.end()])
-        for run in OPTIONAL_RUN.finditer(text):
-            num_groups += 1
-            if num_groups > MAX_PIECES:
-                raise TooManyGroups
-            yield run[0][:PIECE_CHARS]
+            is_short = match.end() - begin <= PIECE_CHARS
+            yield re.sub(r"~(\d+)$", r"{\1}", text[begin : match.end()]) if is_short else ""
+        yield from (run[0][:PIECE_CHARS] for run in OPTIONAL_RUN.finditer(text))
 
 
 def shorten(kind: str, value: str) -> str:

@@ -46,8 +46,7 @@ log = logging.getLogger(__name__)
 MODALITY = "image"
 PROMPTS = 2
 """Prompts whose images are decoded at the same time: one while vLLM prepares the other. Images that
-wait for their preparation would fill the memory after an engine's loss.
-"""
+wait for their preparation would fill the memory after an engine's loss."""
 MAX_COUNTS = 4096
 """Sizes of images whose number of tokens is remembered."""
 MAX_REASON = 200
@@ -58,11 +57,7 @@ class ImageRenderer:
     """Takes prompts with images into one engine."""
 
     def __init__(
-        self,
-        llm: AsyncLLM,
-        outputs: StepOutputProcessor,
-        image_input: ImageInput,
-        fit: Fit,
+        self, llm: AsyncLLM, outputs: StepOutputProcessor, image_input: ImageInput, fit: Fit
     ) -> None:
         self._llm = llm
         self._outputs = outputs

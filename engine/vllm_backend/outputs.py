@@ -196,13 +196,10 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
             output.new_logprobs is not None or output.new_prompt_logprobs_tensors is not None
         )
         reason = str(output.finish_reason) if output.finish_reason is not None else ""
-        if reason == "error":
-            failure = FeaturesMissing if output.mm_cache_miss_hashes else EngineFailed
-            state.queue.fail(failure("The engine failed on this request."))
-            self._count_unclaimed(*decode)
-            return
-        if reason == ABORT:
-            state.queue.fail(EngineDead(ABORTED))
+        if reason in ("error", ABORT):
+            kind = FeaturesMissing if output.mm_cache_miss_hashes else EngineFailed
+            error = kind("The engine failed on this request.")
+            state.queue.fail(EngineDead(ABORTED) if reason == ABORT else error)
             self._count_unclaimed(*decode)
             return
         finish = FINISH.get(reason)
@@ -312,11 +309,8 @@ def replace_output_reader(core: AsyncMPClient) -> None:
     keep vLLM's own reader.
     """
     tolerates_faults = core.vllm_config.parallel_config.enable_fault_tolerance
-    if (
-        type(core) is AsyncMPClient
-        and not tolerates_faults
-        and core.resources.output_queue_task is None
-    ):
+    is_usual = type(core) is AsyncMPClient and not tolerates_faults
+    if is_usual and core.resources.output_queue_task is None:
         intake = OutputReader(core)
         core.resources.output_queue_task = asyncio.create_task(intake.run(), name=TASK_NAME)
 

@@ -1,12 +1,8 @@
 """The table of plug-ins: what a step may carry besides its plan and its account.
 
 A plug-in is the part in the engine of a folder of ``features/``. A row whose folder is absent is
-left out, so that the folder can be removed. A package of this table has up to three modules:
-
-* ``step_plugin``: ``make_plugin(scheduler)``, in the engine's process. See ``step_plugin.py``.
-* ``worker_plugin``: ``patch(wrap, worker_class)``, in every worker's process, before vLLM makes
-  one. ``PROMISE`` is the promise without which nothing is patched.
-* ``engine_plugin``: ``PLUGIN``, in the gateway's process. See ``engine_plugin.py``.
+left out, so that the folder can be removed. docs/architecture.md describes the modules of a
+plug-in.
 """
 
 from __future__ import annotations

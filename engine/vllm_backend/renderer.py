@@ -99,8 +99,7 @@ class VllmRenderer:
             self._renderer.default_chat_tok_params, max_total_tokens=None
         )
         """Parameters without vLLM's check of the length, which the gateway checks for all
-        renderers.
-        """
+        renderers."""
         self._writer = TemplateRunner()
         fast_tokenizer = getattr(self.tokenizer, "backend_tokenizer", None)
         self._encoder = (
@@ -178,9 +177,7 @@ class VllmRenderer:
         if template is not None and template_input.num_bytes <= SMALL_BYTES:
             try:
                 token_ids = self._writer.watch(
-                    template,
-                    lambda: self._render(chat, kwargs, limits, template),
-                    limits,
+                    template, lambda: self._render(chat, kwargs, limits, template), limits
                 )
             except RenderTooSlow:
                 text = self._writer.write(template_input, template, limits)

@@ -8,17 +8,11 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from eaglegate.engine.vllm_backend.child_log import (
-    PREFIX,
-    find_cause_line,
-    read_cause,
-    redact_tail,
-)
+from eaglegate.engine.vllm_backend.child_log import PREFIX, find_cause_line, read_cause, redact_tail
 
 ROOT = Path(__file__).resolve().parents[2]
 PROCESS_END = re.compile(r"Failed core proc\(s\): {(?:.*?: -(\d+))?")
-"""vLLM's report of an engine process that ended before it was ready. The signal may be unknown.
-"""
+"""vLLM's report of an engine process that ended before it was ready. The signal may be unknown."""
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 VLLM = re.compile(r".*/(vllm/.+)")
 NATIVE = re.compile(r"error|what\(\):|assert|abort|invalid", re.IGNORECASE)

@@ -55,18 +55,9 @@ class StepQueue:
     """
 
     __slots__ = (
-        "_error",
-        "_flusher",
-        "_held_steps",
-        "_interval",
-        "_sink",
-        "_steps",
-        "_tokens_left",
-        "_waiter",
-        "ended",
-        "request_id",
-        "traced",
-    )
+        "_error", "_flusher", "_held_steps", "_interval", "_sink", "_steps", "_tokens_left",
+        "_waiter", "ended", "request_id", "traced",
+    )  # fmt: skip
 
     def __init__(self, request_id: str, interval: int, flusher: SinkFlusher) -> None:
         self.request_id = request_id
