@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from inspect import unwrap
 from typing import Any
 
 from eaglegate.engine.vllm_backend.worker import DepthWorker
@@ -30,7 +31,7 @@ class CountingWorker(DepthWorker):
         """Let vLLM's own function do the work."""
         place = getattr(import_module(module), owner)
         self._removed = place, name, getattr(place, name)
-        setattr(place, name, getattr(place, name).__wrapped__)
+        setattr(place, name, unwrap(getattr(place, name)))
 
     def restore_patch(self) -> None:
         """The one removed last."""
