@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import wraps
 from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from eaglegate.features.pod.engine.record import PodRecord
@@ -62,33 +64,25 @@ class PodCollector(Collector):
             yield gauge
 
 
-def publish(collector: PodCollector, modules: Mapping[str, Any]) -> None:
-    """Add the collector to the registry that vLLM's ``/metrics`` shows, once per process.
+def publish(collector: PodCollector) -> None:
+    """Add the collector to the registries that vLLM's ``/metrics`` shows, once per process.
 
-    With several API servers each scrape gets a new registry, so the function that makes it is
-    wrapped in those of ``modules`` (``sys.modules``) that have it.
+    With several API servers each scrape gets a new registry, into which prometheus_client's
+    collector of all processes goes: this one then follows it.
     """
     if published:
         return
     published.append(collector)
     REGISTRY.register(collector)
-    for name in MAKERS:
-        if (module := modules.get(name)) is not None:
-            module.get_prometheus_registry = _add(module.get_prometheus_registry, collector)
+    original: Any = MultiProcessCollector.__init__
+
+    @wraps(original)
+    def initialize(self: Any, registry: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, registry, *args, **kwargs)
+        registry.register(collector)
+
+    setattr(MultiProcessCollector, "__init__", initialize)  # noqa: B010
 
 
 published: list[PodCollector] = []
 """The collector of this process. vLLM may make its configuration more than once."""
-MAKERS = ("vllm.v1.metrics.prometheus", "vllm.entrypoints.serve.instrumentator.metrics")
-
-
-def _add(
-    original: Callable[[], CollectorRegistry], collector: PodCollector
-) -> Callable[[], CollectorRegistry]:
-    def get_prometheus_registry() -> CollectorRegistry:
-        registry = original()
-        if registry is not REGISTRY:
-            registry.register(collector)
-        return registry
-
-    return get_prometheus_registry

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -97,4 +96,4 @@ def publish_gauges(record: PodRecord, settings: PodSettings) -> None:
         "depth": settings.depth,
         "lookup": str(settings.lookup),
     }
-    publish(PodCollector(record, info), sys.modules)
+    publish(PodCollector(record, info))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 
 pytest.importorskip("vllm")
 
@@ -74,20 +74,16 @@ def test_gauges_show_the_ranks_that_have_begun(record: PodRecord) -> None:
     assert 'engine="0"' not in page
 
 
-def test_each_scrape_of_several_servers_has_the_gauges(record: PodRecord) -> None:
-    made: list[CollectorRegistry] = []
-
-    def make() -> CollectorRegistry:
-        made.append(CollectorRegistry())
-        return made[-1]
-
-    module = SimpleNamespace(get_prometheus_registry=make)
-    collector = PodCollector(record, {"depth": "3"})
-    gauges.publish(collector, {gauges.MAKERS[0]: module})
+def test_each_scrape_of_several_servers_has_the_gauges(
+    record: PodRecord, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(MultiProcessCollector, "__init__", MultiProcessCollector.__init__)
+    gauges.publish(PodCollector(record, {"depth": "3"}))
     try:
         for _ in range(2):
-            page = generate_latest(module.get_prometheus_registry()).decode()
-            assert 'eaglegate_pod_info{depth="3"}' in page
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry, str(tmp_path))
+            assert 'eaglegate_pod_info{depth="3"}' in generate_latest(registry).decode()
     finally:
         REGISTRY.unregister(gauges.published.pop())
 
@@ -98,6 +94,7 @@ def plugged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in (POD_RECORD, LEFT_OUT):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
+    monkeypatch.setattr(MultiProcessCollector, "__init__", MultiProcessCollector.__init__)
     own = getattr(EngineArgs.create_engine_config, "__wrapped__", EngineArgs.create_engine_config)
     monkeypatch.setattr(EngineArgs, "create_engine_config", own)
     monkeypatch.setattr("vllm.plugins.load_endpoint_plugins", lambda *_: ["another"])
