@@ -471,7 +471,8 @@ class DepthPlanner:
         is_surprise = abs(taken_s - expected_s) > SURPRISE * expected_s
         self._fresh = self._fresh or (is_surprise and self._surprised)
         self._surprised = is_surprise
-        if is_surprise and taken_s < expected_s:
+        # Only a probe is paid back. Noise in other steps would pay for probes without end.
+        if is_surprise and taken_s < expected_s and step.depth != self._best:
             self._probes.refund(expected_s - taken_s)
         self._probes.save(step.seconds)
 

@@ -439,6 +439,17 @@ def test_a_plan_is_made_anew_after_two_steps_of_another_time() -> None:
     assert planner.plan(["a"], [0]) is not plan
 
 
+def test_a_fast_step_at_the_best_depth_pays_no_probe_back() -> None:
+    planner, refunds = DepthPlanner(DEPTH), []
+    planner._probes.refund = refunds.append  # type: ignore[method-assign]
+    for depth in [0, 1] * 10:
+        planner.observe_step(ObservedStep(1, depth, depth, 0.01))
+    planner.observe_step(ObservedStep(1, 0, 0, 0.005))
+    assert not refunds
+    planner.observe_step(ObservedStep(1, 1, 1, 0.005))
+    assert len(refunds) == 1
+
+
 def test_a_plan_is_kept_while_all_drafts_are_accepted() -> None:
     planner = profiled(DepthPlanner(DEPTH))
     planner.begin("a", "chat", "")
