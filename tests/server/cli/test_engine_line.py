@@ -104,7 +104,7 @@ def test_only_the_affected_promise_is_switched_off(
 ) -> None:
     another_vllm("0.34.0", {area: ["one"]})
     line = read("--allow-untested-vllm")
-    arguments = read_engine_arguments(line.namespace, line.settings.depth, 0)
+    arguments = read_engine_arguments(line.namespace, line.settings.depth)
     assert getattr(arguments, "scheduler_cls", None) == scheduler
     assert bool(arguments.speculative_config) is speculates
 
