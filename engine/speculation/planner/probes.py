@@ -23,9 +23,9 @@ from eaglegate.engine.speculation.planner.step_cost import WINDOW
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.integer[Any]]
 
-PROBE_SHARE = 0.007
+PROBE_SHARE = 0.005
 """Share of the time that probes of acceptance may take."""
-TIMING_SHARE = 0.003
+TIMING_SHARE = 0.004
 """Share of the time that probes of times may take."""
 SAVED_STEPS = 0.5
 """Most that a budget saves, in steps. It lends as much while all requests are unknown."""
