@@ -5,8 +5,10 @@ from typing import Any
 
 def load() -> None:
     """Entry point of the group ``vllm.general_plugins``. Changes nothing without the scheduler."""
-    from eaglegate.features.pod.engine.general import install
-
+    try:
+        from eaglegate.features.pod.engine.general import install
+    except ModuleNotFoundError:  # the folder can be removed
+        return
     install()
 
 

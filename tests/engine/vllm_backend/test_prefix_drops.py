@@ -27,6 +27,7 @@ from eaglegate.engine.vllm_contract import is_vllm_since
 from eaglegate.features.prefix_cache.engine.drops import PrefixDrops
 from eaglegate.features.prefix_cache.engine.step_plugin import PrefixCache
 from tests.engine.vllm_backend.conftest import run_engine
+from tests.engine.vllm_backend.test_scheduler import BLOCK as LARGE_BLOCK
 from tests.engine.vllm_backend.test_scheduler import Pretence
 
 BLOCK = 4
@@ -158,3 +159,26 @@ def test_ended_requests_are_forgotten() -> None:
     world.run()
     (cache,) = (plugin for plugin in world.scheduler.plugins if isinstance(plugin, PrefixCache))
     assert cache._shareable_tokens == {}
+
+
+@pytest.mark.parametrize("depth", [3, 0])
+def test_tokens_generated_at_depth_0_are_not_cached(depth: int) -> None:
+    """Two blocks of prompt, five of answer; only the prompt's draft KV is whole at depth 0.
+
+    vLLM keeps a block or two back from every hit for the draft's sake.
+    """
+    world = Pretence()
+    prompt = list(range(LARGE_BLOCK * 2))
+    request = world.add("a", depth, prompt=prompt, max_tokens=LARGE_BLOCK * 5 + 1)
+    world.run(200)
+    assert "a" in world.finished
+    later = Request(
+        "later",
+        [*prompt, *request.output_token_ids, 7],
+        SamplingParams(max_tokens=1),
+        pooling_params=None,
+        block_hasher=world._hasher,
+    )
+    _, cached, *_ = world.scheduler.kv_cache_manager.get_computed_blocks(later)
+    assert cached >= LARGE_BLOCK
+    assert (cached > LARGE_BLOCK * 2) == (depth > 0)

@@ -325,29 +325,6 @@ def test_a_fully_cached_prompt_is_not_padded_with_drafts_nobody_made() -> None:
     assert planned.scheduled_spec_decode_tokens == {}
 
 
-@pytest.mark.parametrize("depth", [3, 0])
-def test_tokens_generated_at_depth_0_are_not_cached(depth: int) -> None:
-    """Two blocks of prompt, five of answer; only the prompt's draft KV is whole at depth 0.
-
-    vLLM keeps a block or two back from every hit for the draft's sake.
-    """
-    world = Pretence()
-    prompt = list(range(BLOCK * 2))
-    request = world.add("a", depth, prompt=prompt, max_tokens=BLOCK * 5 + 1)
-    world.run(200)
-    assert "a" in world.finished
-    later = Request(
-        "later",
-        [*prompt, *request.output_token_ids, 7],
-        SamplingParams(max_tokens=1),
-        pooling_params=None,
-        block_hasher=world._hasher,
-    )
-    _, cached, *_ = world.scheduler.kv_cache_manager.get_computed_blocks(later)
-    assert cached >= BLOCK
-    assert (cached > BLOCK * 2) == (depth > 0)
-
-
 def test_a_users_own_table_of_depths_bounds_the_requests() -> None:
     world = Pretence(num_speculative_tokens_per_batch_size=[[1, 1, 2], [2, 64, 1]])
     world.add("a", 3)
