@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from eaglegate.engine.fleet.routing import find_owner
 from eaglegate.engine.fleet.types import WorkerState
@@ -27,6 +28,8 @@ pytestmark = pytest.mark.slow
 MOST = 20
 """Audited answers within which damage must be found."""
 QWEN = KINDS[2]
+LONG = structs.replace(SAMPLED, max_tokens=128, ignore_eos=True)
+"""The demo is so sure of its words that 48 tokens hardly tell its temperature."""
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +86,9 @@ async def test_damage_of_every_kind_is_found(urls: list[str], tmp_path: Path) ->
             await fleet.settle(fleet.settled)
             for fault in FAULTS:
                 proxy.fault = fault
-                found[fault, name] = await count_until_found(fleet, sampling, session)
+                is_sure = sampling is SAMPLED and fault == "temperature ignored"
+                wanted = LONG if is_sure else sampling
+                found[fault, name] = await count_until_found(fleet, wanted, session)
                 record = fleet.records[-1]
                 assert (record.worker, record.scorer) == (url, urls[1])
                 fleet.auditor.release(url)

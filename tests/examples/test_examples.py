@@ -56,9 +56,15 @@ def test_the_plug_in_counts_every_step(tmp_path: Path, monkeypatch: pytest.Monke
     config = json.dumps({"eaglegate_plugins": [PLUGIN.removesuffix(".py")]})
     arguments = (f"--additional-config={config}",)
     with serving(tmp_path / "serve.log", arguments, forks=False) as gateway:
-        operator = f"{gateway.operator}/admin/speculation"
+        operator = f"{gateway.operator}/debug/speculation"
         before = httpx.get(operator).json()["planner"]["steps_by_batch"]["1"]
-        body = {"model": "demo", "prompt": "Hello", "max_tokens": 20, "temperature": 0, "n": 1}
+        body = {
+            "model": "demo",
+            "prompt": "Hello",
+            "max_tokens": 20,
+            "min_tokens": 20,
+            "temperature": 0,
+        }
         answer = httpx.post(f"{gateway.url}/v1/completions", json=body, timeout=60)
         assert answer.status_code == 200, answer.text
         after = httpx.get(operator).json()["planner"]["steps_by_batch"]["1"]

@@ -28,7 +28,8 @@ pytestmark = [
     ),
 ]
 ROOT = Path(__file__).parents[2]
-DASHBOARDS = sorted((ROOT / "deploy/grafana/dashboards").glob("*.json"))
+DASHBOARDS = sorted((ROOT / "deploy/grafana/dashboards").glob("[!p]*.json"))
+"""Those of gateways. ``pods.json`` shows series of vLLM's own server: tests/deploy/test_pods.py."""
 RULES = sorted((ROOT / "deploy/prometheus/rules").glob("*.yml"))
 NEEDS_HISTORY = {"eaglegate:acceptance_length_baseline:6h"}
 """Looks 15 minutes back and further; its arithmetic is tested with promtool."""
