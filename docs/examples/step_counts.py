@@ -15,8 +15,6 @@ from eaglegate.engine.vllm_backend.step_plugin import StepPlugin
 
 
 class StepCounts(StepPlugin):
-    name = "step counts"
-
     def __init__(self, scheduler: Any) -> None:  # noqa: ARG002
         self._steps = Counter[int]()
 

@@ -339,10 +339,6 @@ class VllmEngine(
         eager = bool(self._arguments.enforce_eager)
         return read_execution(llm.vllm_config, eager, workers, loggers)
 
-    async def ask(self, plugin: str, method: str, *arguments: object) -> Any:
-        """Call a method of a step plug-in between two steps; None without the plug-in."""
-        return await self._steer("ask_plugin", plugin, method, *arguments)
-
     async def call_workers(self, method: str, *arguments: object) -> Sequence[Any]:
         """Call a method of every worker, and return their answers."""
         llm, _ = self._require_running()

@@ -510,11 +510,6 @@ def forget_tenants(core: EngineCore, tenants: list[str]) -> None:
     scheduler.plugins.call("forget_tenants", tenants)
 
 
-def ask_plugin(core: EngineCore, name: str, method: str, *arguments: Any) -> Any:
-    """Call a method of a step plug-in; None without the plug-in."""
-    return core.scheduler.plugins.ask(name, method, *arguments)
-
-
 def drop_blocks(core: EngineCore) -> int:
     """Drop all cached blocks and return their number. Running requests keep theirs; the next ones
     compute them again."""
@@ -544,7 +539,7 @@ def restore_costs(core: EngineCore, costs: Mapping[str, object]) -> bool:
 # The front end reaches the engine process by the names of EngineCore's methods.
 DRAFT_METHODS = stage_draft, get_staged, discard_draft, swap_draft
 PLANNING_METHODS = set_planning, describe_planning, freeze_planning, export_costs, restore_costs
-OTHER_METHODS = set_depth, drop_blocks, describe_slices, forget_tenants, ask_plugin
+OTHER_METHODS = set_depth, drop_blocks, describe_slices, forget_tenants
 for function in (*DRAFT_METHODS, *PLANNING_METHODS, *OTHER_METHODS):
     setattr(EngineCore, function.__name__, function)
 exit_with_parent()

@@ -41,8 +41,6 @@ class StepAccount(NamedTuple):
 class StepPlugin:
     """A plug-in of one scheduler (``scheduler.DepthSchedulerBase``). Every default does nothing."""
 
-    name = ""
-    """Name by which the gateway's process asks for its methods (``VllmEngine.ask``)."""
     needs_times = False
     """True while it needs the time of every step."""
     binds_widths = False
@@ -150,10 +148,3 @@ class StepPlugins:
     @property
     def needs_times(self) -> bool:
         return any(plugin.needs_times for plugin in self._plugins)
-
-    def ask(self, name: str, method: str, *arguments: Any) -> Any:
-        """Call a method of the plug-in with this name; None without it."""
-        for plugin in self._plugins:
-            if plugin.name == name:
-                return getattr(plugin, method)(*arguments)
-        return None

@@ -31,8 +31,6 @@ SHARED = "shared_step"
 class StepSharing(StepPlugin):
     """Keeps other requests within their ration in the steps of one scheduler."""
 
-    name = "fair share"
-
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         self.share = FairShare()

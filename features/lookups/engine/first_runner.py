@@ -38,8 +38,6 @@ RUN_DEPTH = 1
 class Lookups(StepPlugin):
     """Lookups of one scheduler's requests."""
 
-    name = "lookups"
-
     def __init__(self, scheduler: Any, width: int) -> None:
         self._scheduler = scheduler
         self.width = width

@@ -25,7 +25,6 @@ HALF_LIFE_S = 20.0
 class PodRecorder(StepPlugin):
     """Sums up the accounts of one rank's steps, as the gateway does for every answer."""
 
-    name = "pod"
     needs_times = True
 
     def __init__(self, scheduler: Any, record: PodRecord) -> None:

@@ -22,8 +22,6 @@ from eaglegate.features.prefix_cache.engine.drops import PrefixDrops
 class PrefixCache(StepPlugin):
     """The prefix cache of one scheduler."""
 
-    name = "prefix cache"
-
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         self.drops = PrefixDrops(scheduler.kv_cache_manager)
