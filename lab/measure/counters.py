@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from eaglegate.engine.totals import Totals
 
 SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)", re.MULTILINE)
+GATEWAY = re.compile(r"eaglegate_(?!pod_)")
+"""A name of a gateway's. A pod's stand beside vLLM's own, which count the same (docs/pod.md)."""
 POSITION = re.compile(r'position="(\d+)"')
 OUTCOME = re.compile(r'outcome="(\w+)"')
 OURS = "eaglegate_"
@@ -91,7 +93,7 @@ def parse_counters(text: str) -> Counters:
             gateway_values[name.removeprefix(OURS), _find_label(labels)] += float(value)
         elif name.startswith(VLLM) and name.endswith("_total"):
             engine_values[name.removeprefix(VLLM), _find_label(labels)] += float(value)
-    if "eaglegate_" in text:
+    if GATEWAY.search(text):
         return Counters("eaglegate", dict(gateway_values))
     return Counters("vllm" if engine_values else "", dict(engine_values))
 

@@ -416,6 +416,8 @@ def test_vllms_counters():
     totals = (parse_counters(text) - parse_counters("")).totals()
     assert (totals.verify_steps, totals.proposed, totals.accepted) == (10, 30, 15)
     assert totals.accepted_at == (9, 6)
+    pod = f'eaglegate_pod_verify_steps_total{{engine="0"}} 10\n{text}'
+    assert parse_counters(pod) == parse_counters(text), "a pod's own counters stand beside vLLM's"
     assert parse_counters("up 1\n").totals() is None
     assert (parse_counters("") - parse_counters(text)).reset
 
