@@ -11,13 +11,16 @@ import asyncio
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import islice
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import httpx
 
-QUESTIONS = Path(__file__).parents[1] / "measure" / "data" / "chat.jsonl"
+from eaglegate.lab.measure.counters import SAMPLE
+from eaglegate.lab.measure.datasets import load_sessions
+
+QUESTIONS = "chat"
+"""The set of bench whose first messages are asked."""
 COUNTERS = {
     "eaglegate_pod_verify_steps_total": "vllm:spec_decode_num_drafts_total",
     "eaglegate_pod_draft_tokens_total": "vllm:spec_decode_num_draft_tokens_total",
@@ -29,18 +32,9 @@ TIMEOUT_S = 300.0
 def sum_series(exposition: str) -> Counter[str]:
     """Sum up a Prometheus page by name of series."""
     sums = Counter[str]()
-    for line in exposition.splitlines():
-        if line and not line.startswith("#"):
-            name, _, value = line.rpartition(" ")
-            sums[name.partition("{")[0]] += float(value)  # type: ignore[assignment]
+    for name, _, value in SAMPLE.findall(exposition):
+        sums[name] += float(value)  # type: ignore[assignment]
     return sums
-
-
-def read_prompts(number: int) -> Iterable[list[dict[str, str]]]:
-    """Yield the first message of each of ``number`` conversations."""
-    with QUESTIONS.open(encoding="utf-8") as file:
-        for line in islice(file, number):
-            yield json.loads(line)["steps"][0]
 
 
 class Server:
@@ -50,7 +44,9 @@ class Server:
         self._client = client
         self._model = model
 
-    async def answer(self, messages: list[dict[str, str]], depth: int | None, tokens: int) -> str:
+    async def answer(
+        self, messages: Sequence[Mapping[str, Any]], depth: int | None, tokens: int
+    ) -> str:
         body = {"model": self._model, "messages": messages, "temperature": 0, "max_tokens": tokens}
         if depth is not None:
             body["vllm_xargs"] = {"num_speculative_tokens": depth}
@@ -65,6 +61,8 @@ class Server:
 
 async def prove(arguments: argparse.Namespace) -> list[tuple[bool, str]]:
     """Return each check's result and sentence. Raises httpx.HTTPError."""
+    sessions = load_sessions(QUESTIONS, count=arguments.prompts)
+    prompts = [session.turns[0].messages for session in sessions]
     key = os.environ.get("EAGLEGATE_SERVER_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with httpx.AsyncClient(
@@ -75,7 +73,6 @@ async def prove(arguments: argparse.Namespace) -> list[tuple[bool, str]]:
         before = await server.count()
         if "eaglegate_pod_info" not in before:
             return [(False, "pod: no eaglegate_pod_info on /metrics: is --scheduler-cls set?")]
-        prompts = [*read_prompts(arguments.prompts)]
         pairs = [
             [await server.answer(prompt, depth, arguments.max_tokens) for depth in (0, None)]
             for prompt in prompts
