@@ -45,12 +45,17 @@ def find_vllm() -> tuple[str, str] | None:
     return None
 
 
+def get_vllm_version() -> str:
+    """Return the installed version of vLLM; empty without one."""
+    package = find_vllm()
+    return package[1] if package else ""
+
+
 def is_vllm_since(major: int, minor: int) -> bool:
     """Return True if the installed vLLM is at least this version. Without one, the oldest tested
     series counts.
     """
-    package = find_vllm()
-    numbers = (package[1] if package else TESTED[0]).split(".")[:2]
+    numbers = (get_vllm_version() or TESTED[0]).split(".")[:2]
     return all(map(str.isdigit, numbers)) and tuple(map(int, numbers)) >= (major, minor)
 
 

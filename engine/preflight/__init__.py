@@ -35,7 +35,7 @@ from eaglegate.engine.speculation.drafts.inspection.checkpoint import (
 from eaglegate.engine.speculation.drafts.inspection.recurrent import RECURRENT_ON_CPU, is_recurrent
 from eaglegate.engine.speculation.drafts.inspection.weights import InvalidCheckpoint
 from eaglegate.engine.speculation.drafts.naming import explain_missing_target
-from eaglegate.engine.vllm_contract import find_vllm
+from eaglegate.engine.vllm_contract import get_vllm_version
 from eaglegate.engine.vllm_parts import examine_installed
 
 __all__ = ["EnginePlan", "PreflightReport", "make_plan", "preflight"]
@@ -210,7 +210,7 @@ class PreflightReport:
 
 
 def find_advisories(scene: PreflightContext) -> tuple[Advisory, ...]:
-    package, target = find_vllm(), scene.files.target
+    target = scene.files.target
     is_cpu = scene.machine.platform == "cpu"
     settings: dict[str, Any] = dict(vars(scene.plan.arguments)) if scene.plan.arguments else {}
     settings["speculative_config"] = scene.plan.speculative_config
@@ -219,7 +219,7 @@ def find_advisories(scene: PreflightContext) -> tuple[Advisory, ...]:
     runner = {"0": False, "1": True}.get(os.environ.get("VLLM_USE_V2_MODEL_RUNNER", ""))
     deployment = describe(
         settings,
-        package[1] if package else "",
+        get_vllm_version(),
         recurrent=target is not None and is_recurrent(target.config),
         second_runner=False if is_cpu else runner,
     )

@@ -79,16 +79,21 @@ FREE_SHARE = 0.8
 
 
 def make_engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
-    """Make vLLM's configuration. Raises ValueError for drafts with a recurrent target on a CPU."""
+    """Make vLLM's configuration. Raises ValueError if it would be wrong."""
     config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    limit_pixels(config.model_config)
+    refuse_config(config)
+    return config
+
+
+def refuse_config(config: VllmConfig) -> None:
+    """Raise ValueError for drafts with a recurrent target on a CPU, and if a plug-in refuses."""
     model = config.model_config
-    limit_pixels(model)
     is_recurrent = model.is_hybrid or model.is_attention_free
     if is_recurrent and config.speculative_config is not None and current_platform.is_cpu():
         raise ValueError(RECURRENT_ON_CPU)
     for plugin in list_engine_plugins():
         plugin.refuse(config)
-    return config
 
 
 def limit_pixels(model: ModelConfig) -> None:

@@ -44,7 +44,7 @@ from eaglegate.engine.types import (
 )
 from eaglegate.engine.vllm_backend.class_names import SCHEDULER, WORKER
 from eaglegate.engine.vllm_backend.engine_plugin import list_engine_plugins
-from eaglegate.engine.vllm_contract import find_vllm, read_draft_depth
+from eaglegate.engine.vllm_contract import get_vllm_version, read_draft_depth
 from eaglegate.engine.vllm_fields import (
     DEPTH_BITS,
     build_sampling_fields,
@@ -77,7 +77,7 @@ def describe_engine(config: VllmConfig) -> EngineInfo:
         thinking_budget=_keeps_thinking_budgets(config),
         default_sampling=_select_sampling_defaults(model.get_diff_sampling_param()),
         details={
-            "vLLM": (find_vllm() or ("", "unknown"))[1],
+            "vLLM": get_vllm_version() or "unknown",
             "dtype": str(model.dtype).removeprefix("torch."),
             "tensor_parallel_size": str(config.parallel_config.tensor_parallel_size),
         },

@@ -25,7 +25,7 @@ from eaglegate.engine.vllm_backend.grammar_probe import GrammarProbe
 from eaglegate.engine.vllm_backend.renderer import VllmRenderer
 from eaglegate.engine.vllm_backend.start_failure import summarize_error
 from eaglegate.engine.vllm_backend.warm_up import StepCosts
-from eaglegate.engine.vllm_contract import find_vllm, read_draft_depth
+from eaglegate.engine.vllm_contract import get_vllm_version, read_draft_depth
 from eaglegate.engine.vllm_parts import Promise, find_broken_promises
 from eaglegate.server.backends.adapters import read_adapters
 from eaglegate.server.backends.line import Arguments, CommandLine, read_engine_arguments
@@ -140,8 +140,7 @@ def _find_advisories(
 ) -> tuple[Advisory, ...]:
     """Report the advisories for vLLM's configuration. Raises EngineStartError if they prevent the
     start."""
-    package = find_vllm()
-    advisories = list_advisories(describe(config, package[1] if package else ""))
+    advisories = list_advisories(describe(config, get_vllm_version()))
     if advisories and settings.strict_advisories:
         raise EngineStartError(refuse_advisories(advisories))
     for advisory in advisories:

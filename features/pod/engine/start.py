@@ -14,12 +14,10 @@ import eaglegate
 from eaglegate.engine.advisories import describe, list_advisories, refuse_advisories
 from eaglegate.engine.machine import inspect_machine
 from eaglegate.engine.preflight import make_plan, preflight
-from eaglegate.engine.speculation.drafts.inspection.recurrent import RECURRENT_ON_CPU
-from eaglegate.engine.vllm_backend.arguments import declare_graphs
+from eaglegate.engine.vllm_backend.arguments import declare_graphs, refuse_config
 from eaglegate.engine.vllm_backend.class_names import WORKER
-from eaglegate.engine.vllm_backend.engine_plugin import list_engine_plugins
 from eaglegate.engine.vllm_backend.refused_fields import allow_in_process
-from eaglegate.engine.vllm_contract import DRAFT_K, LEFT_OUT, find_vllm
+from eaglegate.engine.vllm_contract import DRAFT_K, LEFT_OUT, get_vllm_version
 from eaglegate.engine.vllm_parts import Promise, examine_installed
 from eaglegate.features.pod.engine.gauges import PodCollector, publish
 from eaglegate.features.pod.engine.record import PodRecord
@@ -74,14 +72,8 @@ def prepare(arguments: Any, settings: PodSettings) -> None:
 
 def refuse(config: VllmConfig, settings: PodSettings) -> None:
     """Raise ValueError if this configuration would be wrong, and log advisories."""
-    model = config.model_config
-    is_recurrent = model.is_hybrid or model.is_attention_free
-    if is_recurrent and config.speculative_config is not None and current_platform.is_cpu():
-        raise ValueError(RECURRENT_ON_CPU)
-    for plugin in list_engine_plugins():
-        plugin.refuse(config)
-    package = find_vllm()
-    advisories = list_advisories(describe(config, package[1] if package else ""))
+    refuse_config(config)
+    advisories = list_advisories(describe(config, get_vllm_version()))
     if advisories and settings.strict_advisories:
         raise ValueError(refuse_advisories(advisories))
     for advisory in advisories:
@@ -89,10 +81,9 @@ def refuse(config: VllmConfig, settings: PodSettings) -> None:
 
 
 def publish_gauges(record: PodRecord, settings: PodSettings) -> None:
-    vllm = find_vllm()
     info = {
         "version": eaglegate.__version__,
-        "vllm": vllm[1] if vllm else "unknown",
+        "vllm": get_vllm_version() or "unknown",
         "depth": settings.depth,
         "lookup": str(settings.lookup),
     }

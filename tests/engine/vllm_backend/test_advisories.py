@@ -80,7 +80,7 @@ def test_command_lines_match_or_do_not(
         version, runner, draft, flags = line
         model = hybrid if name.startswith("recurrent") else str(TARGET)
         monkeypatch.setenv(RUNNER, runner)
-        monkeypatch.setattr(preflight_module, "find_vllm", lambda: ("vllm", version))
+        monkeypatch.setattr(preflight_module, "get_vllm_version", lambda: version)
         argv = [model, "--speculative-config", json.dumps(draft), *flags]
         namespace = read_command_line("check", argv, lambda _: None).namespace
         report = preflight(make_plan(namespace), SERVER, lambda: None)
