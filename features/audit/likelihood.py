@@ -5,8 +5,8 @@ likeliest tokens, before any rule. That decides every greedy token. It gives the
 sampled token where no truncation applies and the temperature is 1, and where top-k or top-p keep
 only tokens among the alternatives. Other tokens are not judged.
 
-The kinds of faults are those of ``features/audit/engine/scoring.py``, which has all logits. The
-tokens beside the alternatives are one class here, of known mass and size. Their
+The kinds of faults, and their sizes, are those of ``features/audit/engine/scoring.py``, which has
+all logits. The tokens beside the alternatives are one class here, of known mass and size. Their
 densities under a fault are bounded from below, so that a ratio has a mean of at most 1 as well.
 """
 
@@ -22,14 +22,23 @@ from eaglegate.engine.types import EngineRequest, PositionLogprobs
 
 ALTERNATIVES = 20
 """Most alternatives that vLLM gives by default (``--max-logprobs``)."""
-TEMPERED = {"colder": 1 / 0.6, "hotter": 1 / 1.6}
+COLDER_FACTOR, HOTTER_FACTOR = 0.6, 1.6
+"""Factors of a wrong temperature relative to the request's."""
+TEMPERED = {"colder": 1 / COLDER_FACTOR, "hotter": 1 / HOTTER_FACTOR}
 """Powers of the distribution under a wrong temperature."""
 BEST_SHARES = (0.1, 0.5)
+"""Shares of tokens that are the target's first choice and not drawn, as for unverified drafts."""
 ANY_SHARES = (0.02, 0.2)
+"""Shares of arbitrary tokens."""
 SKEW = 0.7
+"""Shape of the beta densities for tokens that are too likely, or not likely enough."""
 MAX_DOUBT = 0.05
-"""Greatest logarithm of possible over sure mass at which a token is judged."""
+"""Greatest logarithm of possible over sure mass at which a sampled token is judged. The true
+probability of a token exceeds the computed one by at most this factor, which is subtracted from
+every ratio.
+"""
 IMPOSSIBLE = -1e6
+"""Logarithm that stands for that of 0."""
 
 
 def explain_unscorable(request: EngineRequest) -> str | None:

@@ -19,28 +19,24 @@ import torch
 
 from eaglegate.engine.speculation.accounts.scores import AnswerScores, Choosing, ScoringRules
 from eaglegate.engine.vllm_backend.position_noise import add_noise
+from eaglegate.features.audit.likelihood import (
+    ANY_SHARES,
+    BEST_SHARES,
+    COLDER_FACTOR,
+    HOTTER_FACTOR,
+    IMPOSSIBLE,
+    MAX_DOUBT,
+    SKEW,
+)
 
 MAX_LOGITS = 1 << 22
 """Number of logits that are scored at a time, so that the sorted copies stay small."""
-COLDER_FACTOR, HOTTER_FACTOR = 0.6, 1.6
-"""Factors of a wrong temperature relative to the request's."""
 MIXTURE_SHARE = 0.25
 """Share of tokens drawn at another temperature, as for good drafts that were not verified."""
-BEST_SHARES = (0.1, 0.5)
-"""Shares of tokens that are the target's first choice and not drawn, as for unverified drafts."""
 WINDOW = log(3)
 """Distance from the best token, in nats, within which a lossy acceptance takes any draft."""
 WINDOW_SHARES = (0.2, 0.6)
 """Shares of tokens drawn from that window only, as for drafts accepted with a loss."""
-ANY_SHARES = (0.02, 0.2)
-"""Shares of arbitrary tokens."""
-MAX_DOUBT = 0.05
-"""Greatest logarithm of possible over sure mass at which a sampled token is judged. The true
-probability of a token exceeds the computed one by at most this factor, which is subtracted from
-every ratio.
-"""
-SKEW = 0.7
-"""Shape of the beta densities for tokens that are too likely, or not likely enough."""
 FAMILIES = (
     "colder", "hotter", "partly colder", "partly hotter", "temperature ignored", "rules ignored",
     *(f"first choice {share:g}" for share in BEST_SHARES),
@@ -344,7 +340,7 @@ def measure_evidence(
     quantile = (mass_before + spread.unsqueeze(1) * tie_mass).clamp_(1e-9, 1 - 1e-7)
     columns += [_skewed(quantile), _skewed(1 - quantile)]
     error = (rules.tie / 2 / rules.temperature) ** 2
-    return torch.cat(columns, 1).nan_to_num_(neginf=-1e6) - error
+    return torch.cat(columns, 1).nan_to_num_(neginf=IMPOSSIBLE) - error
 
 
 def _skewed(quantile: torch.Tensor) -> torch.Tensor:
