@@ -87,10 +87,12 @@ class RemoteEngine(
         info = await super().start()
         if not self._speculation.active or VERSION not in info.details:
             return info
-        if (pod := await probe.describe_pod(self._require_connection())) is not None:
+        connection = self._require_connection()
+        exposition = await probe.read_metrics(connection)
+        if (pod := probe.describe_pod(exposition)) is not None:
             info = dataclasses.replace(info, details={**info.details, "plug-in": pod})
         advisories = await probe.find_advisories(
-            self._require_connection(), info.details[VERSION], self._model.recurrent
+            connection, exposition, info.details[VERSION], self._model.recurrent
         )
         if advisories and self._access.strict_advisories:
             await self.aclose()

@@ -318,22 +318,26 @@ async def probe_speculation(connection: WorkerConnection, model: LocalModel) -> 
     )
 
 
-async def describe_pod(connection: WorkerConnection) -> str | None:
-    """Describe eaglegate inside a worker; None without it."""
+async def read_metrics(connection: WorkerConnection) -> str:
+    """Return a worker's metrics; empty if they cannot be read."""
     try:
-        metrics = await connection.ask("/metrics")
+        return (await connection.ask("/metrics")).text
     except EngineError:
-        return None
-    if (match := POD.search(metrics.text)) is None:
+        return ""
+
+
+def describe_pod(exposition: str) -> str | None:
+    """Describe eaglegate inside a worker, by its metrics; None without it."""
+    if (match := POD.search(exposition)) is None:
         return None
     lookups = f", lookups of up to {match[2]} tokens" if match[2] != "0" else ""
     return f"eaglegate {match[3]}, depth {match[1]}{lookups}"
 
 
 async def find_advisories(
-    connection: WorkerConnection, version: str, recurrent: bool
+    connection: WorkerConnection, exposition: str, version: str, recurrent: bool
 ) -> tuple[Advisory, ...]:
-    """Find the advisories for a worker that speculates.
+    """Find the advisories for a worker that speculates; ``exposition`` are its metrics.
 
     A worker in vLLM's development mode tells its whole configuration, another one that of its
     cache. What it does not tell, or not in time, is assumed to be vLLM's default.
@@ -348,8 +352,7 @@ async def find_advisories(
             return list_advisories(
                 describe(settings, version, recurrent=recurrent, second_runner=runner)
             )
-        metrics = await connection.ask("/metrics")
-        is_cached = PREFIX_CACHE_OFF.search(metrics.text) is None
+        is_cached = PREFIX_CACHE_OFF.search(exposition) is None
         config["cache_config"] = {"enable_prefix_caching": is_cached}
     return list_advisories(describe(config, version, recurrent=recurrent))
 
