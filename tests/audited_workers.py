@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from eaglegate.engine.fleet.discovery import StaticSource
@@ -15,12 +15,13 @@ from eaglegate.engine.remote.protocols import parse_upstream, remote_engine
 from eaglegate.engine.remote.upstream import ConnectionSettings, LocalModel
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import EngineRequest, Sampling
-from eaglegate.features.audit import lane
+from eaglegate.features.audit import audit_queue
 from eaglegate.features.audit.auditor import AuditedEngine, Auditor
 from eaglegate.features.audit.holds import AuditHolds
-from eaglegate.features.audit.records import AuditRecord, EvidenceWriter, write_nothing
+from eaglegate.features.audit.records import EvidenceWriter, write_nothing
 from eaglegate.features.audit.workers import WorkerPanel, make_text
 from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer
+from tests.features.audit.notes import Notes
 
 WORDS = (
     "Tell me a story about a cat.", "What is 84 - 37?", "Count from one to ten.", "Name a colour.",
@@ -40,22 +41,14 @@ KINDS = (
 
 
 @dataclass
-class AuditedFleet:
+class AuditedFleet(Notes):
     """Also the observer of its audits."""
 
     fleet: Fleet
     renderer: TemplateRenderer
     auditor: Auditor
     panel: WorkerPanel
-    records: list[AuditRecord] = field(default_factory=list)
-    drops: list[str] = field(default_factory=list)
     number: int = 0
-
-    def record_audit(self, record: AuditRecord) -> None:
-        self.records.append(record)
-
-    def record_audit_drop(self, reason: str) -> None:
-        self.drops.append(reason)
 
     @property
     def settled(self) -> int:
@@ -85,7 +78,7 @@ async def audited_fleet(
     model: str, urls: Sequence[str], *, holds: bool = False, write: EvidenceWriter = write_nothing
 ) -> AsyncIterator[AuditedFleet]:
     """A fleet before ``urls`` that has probed them all. Raises TimeoutError."""
-    lane.BUDGET = 1e6
+    audit_queue.BUDGET = 1e6
     files = ModelFiles.find(model, None, None)
     renderer = TemplateRenderer(files, None, False)
     local = LocalModel(

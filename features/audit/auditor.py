@@ -1,9 +1,9 @@
 """Audits of a share of the finished answers, scored again without the draft.
 
 ``AuditedEngine`` keeps the tokens of the selected answers until their audit. Each engine that
-scores has a lane (``lane.py``), which takes one at a time, when the engine is idle or has room, for
-at most ``BUDGET`` of its time. An answer that finds no room is dropped and counted. No prompt or
-answer is logged.
+scores has a queue (``audit_queue.py``), which takes one at a time, when the engine is idle or has
+room, for at most ``BUDGET`` of its time. An answer that finds no room is dropped and counted. No
+prompt or answer is logged.
 
 A violation takes speculation from the key's requests of that workload, and violations of several
 keys take it from the workload (``holds.py``). A change of the draft gives it back until the
@@ -37,6 +37,7 @@ from eaglegate.engine.speculation.policy.policy import draw_position
 from eaglegate.engine.steps import Generate, read_steps
 from eaglegate.engine.types import Drafter, EngineInfo, EngineRequest, SinkTap, Step, StepSink
 from eaglegate.engine.wrapper import EngineWrapper
+from eaglegate.features.audit.audit_queue import QUEUE, AuditQueue, NoRoom
 from eaglegate.features.audit.evidence import (
     AuditOutcome,
     SequentialTest,
@@ -45,7 +46,6 @@ from eaglegate.features.audit.evidence import (
 from eaglegate.features.audit.files import unpack
 from eaglegate.features.audit.holds import AuditHold, AuditHolds, name_hold
 from eaglegate.features.audit.judge import GrammarJudge
-from eaglegate.features.audit.lane import QUEUE, AuditLane, NoRoom
 from eaglegate.features.audit.records import (
     AuditObserver,
     AuditRecord,
@@ -99,7 +99,7 @@ class Auditor:
         self._observer, self._decode = observer, decode
         self._has_room, self._write, self.clock = has_room, write, clock
         self._is_idle = is_idle or has_room
-        self._lane: AuditLane | None = None
+        self._queue: AuditQueue | None = None
         self._panel: WorkerPanel | None = None
         self._generate: Generate | None = None
         self._arrived = asyncio.Event()
@@ -123,7 +123,7 @@ class Auditor:
             log.warning("answers are not audited: %s", " ".join(info.speculation.lossy))
         else:
             dtype = info.details.get("dtype", "")
-            self._lane = AuditLane(
+            self._queue = AuditQueue(
                 engine, self._has_room, self._is_idle, self.clock, dtype, find_tie(dtype)
             )
             self._generate = generate
@@ -157,29 +157,29 @@ class Auditor:
             self._drop("length")
         elif answer.request.images and not self._may_audit_images(answer):
             self._drop("images")
-        elif isinstance(lane := self._find_lane(answer), str):
-            self._drop(lane)
-        elif len(lane.waiting) >= QUEUE:
+        elif isinstance(queue := self._find_queue(answer), str):
+            self._drop(queue)
+        elif len(queue.waiting) >= QUEUE:
             self._drop("queue")
         else:
-            lane.waiting.append(answer)
+            queue.waiting.append(answer)
             self._arrived.set()
 
     @property
     def _is_off(self) -> bool:
-        return self._panel is None and (self._lane is None or self._lane.is_closed)
+        return self._panel is None and (self._queue is None or self._queue.is_closed)
 
     @property
-    def lanes(self) -> Sequence[AuditLane]:
+    def queues(self) -> Sequence[AuditQueue]:
         if self._panel is not None:
-            return self._panel.lanes
-        return () if self._lane is None else (self._lane,)
+            return self._panel.queues
+        return () if self._queue is None else (self._queue,)
 
-    def _find_lane(self, answer: FinishedAnswer) -> AuditLane | str:
-        """Return the lane that audits an answer, or the reason why none does."""
+    def _find_queue(self, answer: FinishedAnswer) -> AuditQueue | str:
+        """Return the queue that audits an answer, or the reason why none does."""
         if self._panel is None:
-            return self._lane or "error"
-        return self._panel.find_lane(answer)
+            return self._queue or "error"
+        return self._panel.find_queue(answer)
 
     def _may_audit_images(self, answer: FinishedAnswer) -> bool:
         """Return True if the images of waiting answers leave room for those of this one, and if it
@@ -187,8 +187,8 @@ class Auditor:
         images = answer.request.images
         waiting_images = [
             image
-            for lane in self.lanes
-            for waiting in lane.waiting
+            for queue in self.queues
+            for waiting in queue.waiting
             for image in waiting.request.images
         ]
         size = sum(len(image.data) for image in (*waiting_images, *images))
@@ -263,12 +263,12 @@ class Auditor:
         if request.constraint is not None:
             breach = await self._judge.find_breach(request.constraint, self._decode(answer))
             return {"choosing": "grammar", "tokens": len(answer), "breach": breach}
-        lane = self._find_lane(
+        queue = self._find_queue(
             FinishedAnswer(request, tuple(answer), None, False, 0, "", 0.0, worker=worker)
         )
-        if isinstance(lane, str):
-            raise EngineFailed(f"The answer is not scored: {lane}.")
-        scores = await lane.engine.score(request, answer, lane.dtype)
+        if isinstance(queue, str):
+            raise EngineFailed(f"The answer is not scored: {queue}.")
+        scores = await queue.engine.score(request, answer, queue.dtype)
         differences = [
             {
                 "place": place,
@@ -280,10 +280,10 @@ class Auditor:
             if margin > 0
         ]
         return {
-            "choosing": ScoringRules.of(request, 0, lane.dtype).choosing,
+            "choosing": ScoringRules.of(request, 0, queue.dtype).choosing,
             "tokens": len(answer),
-            "outcome": judge_margins(scores, lane.tie),
-            "near_tie_nats": lane.tie,
+            "outcome": judge_margins(scores, queue.tie),
+            "near_tie_nats": queue.tie,
             "differing": differences[:RECENT],
             "evidence_nats": scores.evidence,
         }
@@ -295,53 +295,53 @@ class Auditor:
             while True:
                 await self._arrived.wait()
                 self._arrived.clear()
-                for lane in self.lanes:
-                    if lane.waiting and lane.task is None:
-                        lane.task = asyncio.create_task(self._audit_waiting(lane))
-                        tasks.add(lane.task)
-                        lane.task.add_done_callback(tasks.discard)
+                for queue in self.queues:
+                    if queue.waiting and queue.task is None:
+                        queue.task = asyncio.create_task(self._audit_waiting(queue))
+                        tasks.add(queue.task)
+                        queue.task.add_done_callback(tasks.discard)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._judge.aclose()
 
-    async def _audit_waiting(self, lane: AuditLane) -> None:
-        """Audit what waits in a lane, until audits have cost too many engines."""
-        while lane.waiting and not lane.is_closed:
-            answer = lane.waiting.popleft()
-            if await lane.wait_for_room(answer.ended):
-                await self._audit(answer, lane)
+    async def _audit_waiting(self, queue: AuditQueue) -> None:
+        """Audit what waits in a queue, until audits have cost too many engines."""
+        while queue.waiting and not queue.is_closed:
+            answer = queue.waiting.popleft()
+            if await queue.wait_for_room(answer.ended):
+                await self._audit(answer, queue)
             else:
                 self._drop("idle")
-        if lane.is_closed:
+        if queue.is_closed:
             log.error(
                 "audits %sare off: the engine was lost during %d of them",
-                f"by {lane.name} " if lane.name else "", lane.deaths,
+                f"by {queue.name} " if queue.name else "", queue.deaths,
             )  # fmt: skip
-            lane.waiting.clear()
-        lane.task = None
+            queue.waiting.clear()
+        queue.task = None
 
     async def _is_fair(
-        self, answer: FinishedAnswer, outcome: AuditOutcome, lane: AuditLane
+        self, answer: FinishedAnswer, outcome: AuditOutcome, queue: AuditQueue
     ) -> bool:
         """Return False if a violation may be the fault of the worker that scored the answer."""
         if self._panel is None or outcome is not AuditOutcome.VIOLATED:
             return True
-        return await self._panel.confirm(answer.worker, lane.name)
+        return await self._panel.confirm(answer.worker, queue.name)
 
-    async def _audit(self, answer: FinishedAnswer, lane: AuditLane) -> None:
-        lane.took_s = 0.0
+    async def _audit(self, answer: FinishedAnswer, queue: AuditQueue) -> None:
+        queue.took_s = 0.0
         try:
-            finding = await self._judge_answer(answer, lane)
-            if finding is not None and not await self._is_fair(answer, finding[1], lane):
+            finding = await self._judge_answer(answer, queue)
+            if finding is not None and not await self._is_fair(answer, finding[1], queue):
                 self._drop("scorer")
                 return
         except NoRoom:
             self._drop("idle")
             return
         except EngineDead:
-            lane.deaths += 1
+            queue.deaths += 1
             self._drop("error")
             return
         except Exception as error:
@@ -349,15 +349,15 @@ class Auditor:
             log.warning("answer %s was not audited: %s", answer.request.id, reason)
             self._drop("error")
             return
-        lane.deaths = 0
+        queue.deaths = 0
         if finding is None:
             self._drop(_explain_no_verdict(answer))
             return
         choosing, outcome, detail = finding
-        self._conclude(answer, choosing, outcome, detail, lane)
+        self._conclude(answer, choosing, outcome, detail, queue)
 
     async def _judge_answer(
-        self, answer: FinishedAnswer, lane: AuditLane
+        self, answer: FinishedAnswer, queue: AuditQueue
     ) -> tuple[str, AuditOutcome, str] | None:
         """Return how the answer was chosen, the verdict and its reason; None if no verdict is
         possible.
@@ -366,9 +366,9 @@ class Auditor:
         """
         if answer.request.constraint is not None:
             return await self._judge_grammar(answer)
-        scores = await lane.engine.score(answer.request, answer.token_ids, lane.dtype, lane)
-        choosing = ScoringRules.of(answer.request, 0, lane.dtype).choosing
-        outcome = judge_margins(scores, lane.tie)
+        scores = await queue.engine.score(answer.request, answer.token_ids, queue.dtype, queue)
+        choosing = ScoringRules.of(answer.request, 0, queue.dtype).choosing
+        outcome = judge_margins(scores, queue.tie)
         place, margin = scores.worst
         if outcome is AuditOutcome.VIOLATED:
             cause = (
@@ -411,7 +411,7 @@ class Auditor:
         choosing: str,
         outcome: AuditOutcome,
         detail: str,
-        lane: AuditLane,
+        queue: AuditQueue,
     ) -> None:
         workload, draft = answer.request.workload, answer.draft
         record = AuditRecord(
@@ -423,11 +423,11 @@ class Auditor:
             outcome,
             detail,
             time.time(),
-            lane.took_s,
+            queue.took_s,
             len(answer.token_ids),
             answer.drafter,
             answer.worker,
-            lane.name,
+            queue.name,
         )
         self._recent.append(record)
         self._observer.record_audit(record)
@@ -474,8 +474,10 @@ class Auditor:
         """Describe the holds, the evidence and the last audits for operators."""
         return {
             "share": self.share,
-            "waiting": sum(len(lane.waiting) for lane in self.lanes),
-            "engine_share": round(max((lane.share_spent for lane in self.lanes), default=0.0), 6),
+            "waiting": sum(len(queue.waiting) for queue in self.queues),
+            "engine_share": round(
+                max((queue.share_spent for queue in self.queues), default=0.0), 6
+            ),
             "workers": [] if self._panel is None else self._panel.describe(),
             "holds": {name: asdict(hold) for name, hold in self.holds.holds.items()},
             "evidence": {

@@ -44,7 +44,7 @@ from eaglegate.engine.types import (
     Sampling,
     Step,
 )
-from eaglegate.features.audit.lane import AuditLane
+from eaglegate.features.audit.audit_queue import AuditQueue
 from eaglegate.features.audit.likelihood import (
     ALTERNATIVES,
     explain_unscorable,
@@ -204,7 +204,7 @@ def compare(places: Places, others: Places) -> float:
 class WorkerPanel:
     """The workers of a fleet as scorers of each other's answers.
 
-    ``text`` are the tokens of a known text. ``has_room`` is that of ``AuditLane``. With ``holds``
+    ``text`` are the tokens of a known text. ``has_room`` is that of ``AuditQueue``. With ``holds``
     a worker whose answer is violated gets no new requests.
     """
 
@@ -213,15 +213,15 @@ class WorkerPanel:
     has_room: Callable[[], bool]
     holds: bool = False
     _scorers: dict[str, WorkerScorer] = field(default_factory=dict)
-    _lanes: dict[str, AuditLane] = field(default_factory=dict)
+    _queues: dict[str, AuditQueue] = field(default_factory=dict)
     probed: dict[str, EngineSession] = field(default_factory=dict)
     """The sessions that were probed, by worker."""
     _retry_at: dict[str, float] = field(default_factory=dict)
     """Times from which workers are probed again."""
 
     @property
-    def lanes(self) -> Sequence[AuditLane]:
-        return [*self._lanes.values()]
+    def queues(self) -> Sequence[AuditQueue]:
+        return [*self._queues.values()]
 
     async def run(self) -> None:
         """Probe each worker that begins to serve, until cancelled."""
@@ -255,7 +255,7 @@ class WorkerPanel:
             self._warn(worker, FindingKind.SCORES, f"its answers are not audited: {reason}")
             return
         self._scorers[worker.name] = scorer
-        self._lanes[worker.name] = AuditLane(
+        self._queues[worker.name] = AuditQueue(
             scorer,
             lambda: worker.is_serving and self.has_room(),
             lambda: worker.is_serving and worker.is_idle,
@@ -266,8 +266,8 @@ class WorkerPanel:
 
     def _remove(self, name: str) -> None:
         self._scorers.pop(name, None)
-        if (lane := self._lanes.pop(name, None)) is not None:
-            lane.waiting.clear()
+        if (queue := self._queues.pop(name, None)) is not None:
+            queue.waiting.clear()
 
     def _compare(self, scorer: WorkerScorer) -> None:
         """Compare a worker with the others, and warn if it has other weights than one of them."""
@@ -281,10 +281,10 @@ class WorkerPanel:
                         f"from those of {peer.worker.name}: one of them has other weights",
                     )  # fmt: skip
                 continue
-            for lane in (self._lanes[scorer.worker.name], self._lanes[other.worker.name]):
-                lane.tie = max(lane.tie, MARGIN * difference)
-                assert isinstance(lane.engine, WorkerScorer)
-                lane.engine.deviation = max(lane.engine.deviation, difference)
+            for queue in (self._queues[scorer.worker.name], self._queues[other.worker.name]):
+                queue.tie = max(queue.tie, MARGIN * difference)
+                assert isinstance(queue.engine, WorkerScorer)
+                queue.engine.deviation = max(queue.engine.deviation, difference)
 
     def _warn(self, worker: Worker, kind: FindingKind, text: str) -> None:
         log.warning("worker %s: %s: %s", worker.name, kind.value, text)
@@ -300,26 +300,28 @@ class WorkerPanel:
         scorer = self._scorers.get(name)
         if scorer is None or scorer.worker.session is not scorer.session:
             return None
-        return None if self._lanes[name].is_closed else scorer
+        return None if self._queues[name].is_closed else scorer
 
-    def find_lane(self, answer: FinishedAnswer) -> AuditLane | str:
-        """Return the lane of the worker that scores an answer, or the reason why none does."""
+    def find_queue(self, answer: FinishedAnswer) -> AuditQueue | str:
+        """Return the queue of the worker that scores an answer, or the reason why none does."""
         if not answer.worker:
             return "moved"
         if (maker := self._find(answer.worker)) is None:
             return "scorer"
         if answer.request.constraint is not None:
-            return self._lanes[answer.worker]
+            return self._queues[answer.worker]
         if reason := explain_unscorable(answer.request):
             return reason
         held_names = self.fleet.reservations.held_names
         others = [
-            self._lanes[name]
+            self._queues[name]
             for name in self._scorers.keys() - held_names - {answer.worker}
             if (scorer := self._find(name)) and compare(scorer.table, maker.table) <= MAX_DEVIATION
         ]
-        lane = min(others, key=lambda lane: len(lane.waiting), default=self._lanes[answer.worker])
-        return _explain_size(answer, lane) or lane
+        queue = min(
+            others, key=lambda queue: len(queue.waiting), default=self._queues[answer.worker]
+        )
+        return _explain_size(answer, queue) or queue
 
     async def confirm(self, maker: str, judge: str) -> bool:
         """Return True if the worker that judged an answer still agrees with its maker on the known
@@ -376,7 +378,7 @@ class WorkerPanel:
 
     def describe(self) -> list[Mapping[str, Any]]:
         """Describe the workers for operators."""
-        ties = {name: round(lane.tie, 4) for name, lane in self._lanes.items()}
+        ties = {name: round(queue.tie, 4) for name, queue in self._queues.items()}
         return [
             {
                 "name": name,
@@ -410,9 +412,9 @@ def _describe(worker: Worker) -> str:
     return ", ".join((worker.name, *facts))
 
 
-def _explain_size(answer: FinishedAnswer, lane: AuditLane) -> str | None:
+def _explain_size(answer: FinishedAnswer, queue: AuditQueue) -> str | None:
     """Return the reason why a worker cannot read an answer; None if it can."""
-    scorer = lane.engine
+    scorer = queue.engine
     assert isinstance(scorer, WorkerScorer)
     sampling = answer.request.sampling
     is_greedy = ScoringRules.of(answer.request, 0, "").choosing is Choosing.GREEDY

@@ -23,7 +23,7 @@ from eaglegate.features.audit.holds import AuditHolds
 from eaglegate.features.audit.records import write_nothing
 from eaglegate.features.doctor.doctor import Doctor
 from eaglegate.text.events import FinishReason
-from tests.features.audit.test_auditor import Notes as AuditNotes
+from tests.features.audit.notes import Notes as AuditNotes
 from tests.features.audit.test_auditor import ScoringEngine
 from tests.features.audit.test_grammar_judge import BEHIND_ANOTHER, DOUBLING, PLACES
 from tests.server.conftest import EOS, Lab

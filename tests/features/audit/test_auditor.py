@@ -37,20 +37,20 @@ from eaglegate.engine.types import (
     Step,
     UndraftedReason,
 )
+from eaglegate.features.audit import audit_queue
 from eaglegate.features.audit import auditor as module
-from eaglegate.features.audit import lane
 from eaglegate.features.audit.auditor import AuditedEngine, Auditor
 from eaglegate.features.audit.evidence import AuditOutcome
 from eaglegate.features.audit.files import EvidenceFolder, unpack
 from eaglegate.features.audit.holds import AuditHolds
 from eaglegate.features.audit.records import (
-    AuditRecord,
     EvidenceWriter,
     FinishedAnswer,
     write_nothing,
 )
 from eaglegate.text.events import FinishReason
 from eaglegate.text.media.image import Image
+from tests.features.audit.notes import Notes
 
 DRAFT = DraftVersion("abc", "/drafts/abc", "/drafts/abc")
 CLEAN = AnswerScores((0.0, 0.0, 0.0))
@@ -81,20 +81,6 @@ class ScoringEngine(ScriptedEngine):
         if isinstance(found, Exception):
             raise found
         return found
-
-
-class Notes:
-    """An ``AuditObserver`` that remembers."""
-
-    def __init__(self) -> None:
-        self.records: list[AuditRecord] = []
-        self.drops: list[str] = []
-
-    def record_audit(self, record: AuditRecord) -> None:
-        self.records.append(record)
-
-    def record_audit_drop(self, reason: str) -> None:
-        self.drops.append(reason)
 
 
 class Lab:
@@ -362,28 +348,28 @@ async def test_only_the_share_is_kept() -> None:
 
 
 async def test_an_answer_that_finds_no_room_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "POLL_S", 0.001)
+    monkeypatch.setattr(audit_queue, "POLL_S", 0.001)
     lab = Lab()
     lab.room = False
     async with lab.auditing():
         await lab.answer()
         await asyncio.sleep(0.02)
         assert not lab.notes.drops
-        lab.now += lane.PATIENCE_S
+        lab.now += audit_queue.PATIENCE_S
         await lab.settle()
     assert lab.notes.drops == ["idle"]
     assert not lab.engine.scored
 
 
-@pytest.mark.parametrize(("idle", "saved_s"), [(True, lane.SAVED_S / 10), (False, 0.0)])
+@pytest.mark.parametrize(("idle", "saved_s"), [(True, audit_queue.SAVED_S / 10), (False, 0.0)])
 async def test_audits_keep_to_their_share_of_the_time(
     monkeypatch: pytest.MonkeyPatch, idle: bool, saved_s: float
 ) -> None:
     """Only in an idle engine may they spend what was saved before."""
-    monkeypatch.setattr(lane, "POLL_S", 0.0005)
-    monkeypatch.setattr(lane, "PATIENCE_S", math.inf)
+    monkeypatch.setattr(audit_queue, "POLL_S", 0.0005)
+    monkeypatch.setattr(audit_queue, "PATIENCE_S", math.inf)
     lab = Lab()
-    lab.auditor.lanes[0].is_idle = lambda: idle
+    lab.auditor.queues[0].is_idle = lambda: idle
     took = 0.3
     score = lab.engine.score
 
@@ -401,14 +387,14 @@ async def test_audits_keep_to_their_share_of_the_time(
             lab.now += 1.0
             await asyncio.sleep(0.002)
     spent = took * len(lab.notes.records)
-    assert spent / 400 < lane.BUDGET + (saved_s + took) / 400
+    assert spent / 400 < audit_queue.BUDGET + (saved_s + took) / 400
     assert len(lab.notes.records) > 10
     assert lab.auditor.describe()["engine_share"] < 0.02
 
 
 async def test_only_the_time_of_the_engine_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Preparing the images of an answer takes the engine nothing, however long it takes."""
-    monkeypatch.setattr(lane, "POLL_S", 0.0005)
+    monkeypatch.setattr(audit_queue, "POLL_S", 0.0005)
     lab = Lab()
 
     async def prepare(request: Any, answer: Any, dtype: str, pace: AuditPace) -> AnswerScores:
@@ -432,7 +418,7 @@ async def test_images_that_cost_more_than_their_tokens_are_not_audited(
 
 async def test_the_queue_and_the_answers_in_it_are_bounded() -> None:
     lab = Lab()
-    for at in range(lane.QUEUE + 3):
+    for at in range(audit_queue.QUEUE + 3):
         await lab.answer(f"r{at}")
     assert lab.notes.drops == ["queue"] * 3
     await lab.answer("thinks", sampling=Sampling(max_tokens=8, thinking_token_budget=4))
@@ -661,7 +647,7 @@ async def test_an_audit_waits_for_room_between_its_pieces() -> None:
     lab = Lab()
     lab.engine.scores = [CLEAN]
     lab.room = False
-    pausing = asyncio.create_task(lab.auditor.lanes[0].pause())
+    pausing = asyncio.create_task(lab.auditor.queues[0].pause())
     for _ in range(5):
         await asyncio.sleep(0)
     lab.now += 3.0

@@ -15,7 +15,7 @@ from msgspec import structs
 from eaglegate.engine.errors import EngineDead, EngineError, RequestRejected
 from eaglegate.engine.fleet.types import FindingKind, WorkerState
 from eaglegate.engine.types import Constraint, EngineRequest, PositionLogprobs, Sampling
-from eaglegate.features.audit import lane, workers
+from eaglegate.features.audit import audit_queue, workers
 from eaglegate.features.audit.files import EvidenceFolder
 from eaglegate.features.audit.likelihood import find_distribution, score_sampled, weigh_faults
 from eaglegate.features.audit.workers import WorkerScorer
@@ -49,8 +49,8 @@ MOST = 20
 
 @pytest.fixture(autouse=True)
 def no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "BUDGET", 1e6)
-    monkeypatch.setattr(lane, "POLL_S", 0.001)
+    monkeypatch.setattr(audit_queue, "BUDGET", 1e6)
+    monkeypatch.setattr(audit_queue, "POLL_S", 0.001)
 
 
 DAMAGES: dict[str, Any] = {

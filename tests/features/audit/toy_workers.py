@@ -28,11 +28,12 @@ from eaglegate.engine.types import (
 )
 from eaglegate.features.audit.auditor import AuditedEngine, Auditor
 from eaglegate.features.audit.holds import AuditHolds
-from eaglegate.features.audit.records import AuditRecord, EvidenceWriter, write_nothing
+from eaglegate.features.audit.records import EvidenceWriter, write_nothing
 from eaglegate.features.audit.workers import WorkerPanel
 from eaglegate.text.events import FinishReason
 from tests.engine.fleet.town import RULES
 from tests.engine.supervision.mortal import until
+from tests.features.audit.notes import Notes
 
 VOCABULARY = 256
 TEXT = [number * number % VOCABULARY for number in range(200)]
@@ -137,21 +138,13 @@ class ToyEngine(ScriptedEngine, ReadsPrompts):
 
 
 @dataclass
-class ToyFleet:
+class ToyFleet(Notes):
     """Also the observer of its audits."""
 
     fleet: Fleet
     panel: WorkerPanel
     auditor: Auditor = field(init=False)
-    records: list[AuditRecord] = field(default_factory=list)
-    drops: list[str] = field(default_factory=list)
     number: int = 0
-
-    def record_audit(self, record: AuditRecord) -> None:
-        self.records.append(record)
-
-    def record_audit_drop(self, reason: str) -> None:
-        self.drops.append(reason)
 
     async def answer(self, sampling: Sampling, **more: Any) -> None:
         """Answer and audit one request."""

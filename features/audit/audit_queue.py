@@ -1,6 +1,6 @@
 """The queue, the pace and the budget of the audits in one engine.
 
-An engine in this process has one lane. Of a fleet, each worker that scores answers has its own, so
+An engine in this process has one queue. Of a fleet, each worker that scores answers has its own, so
 that audits of one worker neither wait for another one nor use up its time.
 """
 
@@ -41,7 +41,7 @@ class NoRoom(Exception):
 
 
 @dataclass(eq=False)
-class AuditLane(AuditPace):
+class AuditQueue(AuditPace):
     """Audits of one engine, one at a time. ``has_room`` tells if it could take an audit now, and
     ``is_idle`` if it runs no request."""
 
