@@ -17,10 +17,11 @@ from vllm.v1.worker.gpu_worker import Worker
 from eaglegate.engine.vllm_backend.child_process import exit_with_parent
 from eaglegate.engine.vllm_backend.draft_reload import DraftReloader
 from eaglegate.engine.vllm_backend.execution import STAGES, ExecutionReporter, time_stage
-from eaglegate.engine.vllm_backend.patches import Place, load_patches, wrap
+from eaglegate.engine.vllm_backend.patches import Place, load_patches
 from eaglegate.engine.vllm_backend.plugin_table import load_plugins
 from eaglegate.engine.vllm_contract import LEFT_OUT
 from eaglegate.engine.vllm_parts import find_broken_promises
+from eaglegate.engine.wrapping import wrap
 
 CONDITIONS = {
     Place.FIRST_RUNNER: True,

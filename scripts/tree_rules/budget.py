@@ -12,9 +12,9 @@ from .tree import ROOMS, Tree
 
 LINES = {
     "server": 21_750,
-    "engine": 23_844,
+    "engine": 23_850,
     "observability": 4_700,
-    "features": 12_460,
+    "features": 12_430,
     "text": 13_500,
     "lab": 15_930,
     "src": 100,

@@ -69,7 +69,7 @@ FLOORS = {
     ),
     "engine": (
         {"bounded_yaml", "errors", "flag_numbers", "gpus", "logs", "orphan", "stop_signals"}
-        | {"advisories"},
+        | {"advisories", "wrapping"},
         {"totals", "types", "vllm_contract"},
         {"base", "events", "machine", "steps", "vllm_fields", "vllm_parts"},
         {"speculation", "wrapper"},

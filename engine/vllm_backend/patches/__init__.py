@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
 from enum import StrEnum
-from functools import wraps
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -44,17 +43,6 @@ PATCHES: tuple[tuple[Promise | None, Place, str], ...] = (
 )
 """Files in the order in which they are applied, and the promise that needs them. Those of a promise
 that is left out are not imported, because with another vLLM they may not load."""
-
-
-def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Call ``wrapper``, whose first argument is the original, in place of ``owner.name``."""
-    original = getattr(owner, name)
-
-    @wraps(original)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return wrapper(original, *args, **kwargs)
-
-    setattr(owner, name, wrapped)
 
 
 def load_patches(places: Container[Place], left_out: Container[Any]) -> Iterator[ModuleType]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import wraps
 from typing import Any
 
 from prometheus_client import REGISTRY
@@ -11,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from eaglegate.engine.wrapping import wrap
 from eaglegate.features.pod.engine.record import PodRecord
 
 PREFIX = "eaglegate_pod_"
@@ -44,11 +44,12 @@ class PodCollector(Collector):
         info = GaugeMetricFamily(f"{PREFIX}info", INFO, labels=[*self._info])
         info.add_metric([*self._info.values()], 1.0)
         yield info
-        for name, text in COUNTERS.items():
-            counter = CounterMetricFamily(PREFIX + name, text, labels=["engine"])
-            for rank, numbers in ranks.items():
-                counter.add_metric([str(rank)], getattr(numbers, name))
-            yield counter
+        for family, texts in ((CounterMetricFamily, COUNTERS), (GaugeMetricFamily, GAUGES)):
+            for name, text in texts.items():
+                metric = family(PREFIX + name, text, labels=["engine"])
+                for rank, numbers in ranks.items():
+                    metric.add_metric([str(rank)], getattr(numbers, name))
+                yield metric
         text = "Decode steps without draft tokens, by reason"
         undrafted = CounterMetricFamily(
             f"{PREFIX}undrafted_steps", text, labels=["engine", "reason"]
@@ -57,11 +58,6 @@ class PodCollector(Collector):
             for reason in REASONS:
                 undrafted.add_metric([str(rank), reason], getattr(numbers, reason))
         yield undrafted
-        for name, text in GAUGES.items():
-            gauge = GaugeMetricFamily(PREFIX + name, text, labels=["engine"])
-            for rank, numbers in ranks.items():
-                gauge.add_metric([str(rank)], getattr(numbers, name))
-            yield gauge
 
 
 def publish(collector: PodCollector) -> None:
@@ -74,14 +70,12 @@ def publish(collector: PodCollector) -> None:
         return
     published.append(collector)
     REGISTRY.register(collector)
-    original: Any = MultiProcessCollector.__init__
 
-    @wraps(original)
-    def initialize(self: Any, registry: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, registry, *args, **kwargs)
+    def initialize(original: Any, own: Any, registry: Any, *args: Any, **kwargs: Any) -> None:
+        original(own, registry, *args, **kwargs)
         registry.register(collector)
 
-    setattr(MultiProcessCollector, "__init__", initialize)  # noqa: B010
+    wrap(MultiProcessCollector, "__init__", initialize)
 
 
 published: list[PodCollector] = []

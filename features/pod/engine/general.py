@@ -9,11 +9,11 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
 from eaglegate.engine.vllm_contract import POD_RECORD, POD_SCHEDULER
+from eaglegate.engine.wrapping import wrap
 from eaglegate.features.pod.engine.record import PodRecord
 from eaglegate.features.pod.engine.settings import PodSettings
 
@@ -28,19 +28,9 @@ def install() -> None:
     from vllm.engine.arg_utils import EngineArgs
 
     if not hasattr(EngineArgs.create_engine_config, MARK):
-        _wrap(EngineArgs, "create_engine_config", create_engine_config)
-        _wrap(plugins, "load_endpoint_plugins", load_endpoint_plugins)
-
-
-def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    original = getattr(owner, name)
-
-    @wraps(original)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return wrapper(original, *args, **kwargs)
-
-    setattr(wrapped, MARK, True)
-    setattr(owner, name, wrapped)
+        wrap(EngineArgs, "create_engine_config", create_engine_config)
+        wrap(plugins, "load_endpoint_plugins", load_endpoint_plugins)
+        setattr(EngineArgs.create_engine_config, MARK, True)
 
 
 def create_engine_config(

@@ -25,10 +25,11 @@ from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from eaglegate.engine.vllm_backend.patches import bias_and_min_p, seeds, wrap
+from eaglegate.engine.vllm_backend.patches import bias_and_min_p, seeds
 from eaglegate.engine.vllm_backend.patches.min_tokens import MinTokens
 from eaglegate.engine.vllm_backend.scheduler import DepthSchedulerBase
 from eaglegate.engine.vllm_backend.worker import DepthWorker
+from eaglegate.engine.wrapping import wrap
 
 IGNORES_TEMPERATURE = "a sampler that ignores the temperature"
 ACCEPTS_TOO_MANY = "a scheduler that accepts one draft too many"

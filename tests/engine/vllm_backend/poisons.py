@@ -19,9 +19,9 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from eaglegate.engine.vllm_backend import draft_reload
-from eaglegate.engine.vllm_backend.patches import wrap
 from eaglegate.engine.vllm_backend.scheduler import DepthSchedulerBase
 from eaglegate.engine.vllm_backend.worker import DepthWorker
+from eaglegate.engine.wrapping import wrap
 
 POISON_FILE = "POISON_FILE"
 RUNNERS: list[Any] = []
