@@ -25,7 +25,7 @@ from eaglegate.text.parsing.parser import Parser
 from eaglegate.text.parsing.registry import reasoning_format
 from eaglegate.text.parsing.vocabulary import Vocabulary
 from tests.text.parsing.golden_corpus import ALONE, Call, Case, Format, Marker
-from tests.text.parsing.golden_cuts import Cutting, few, in_steps
+from tests.text.parsing.golden_cuts import Cutting, in_steps
 from tests.text.parsing.golden_tokenizer import encode, format_tokenizer
 
 
@@ -214,15 +214,6 @@ def read_steps(case: Case) -> Iterator[list[ParserEvent]]:
         ids, eos, _ = output(case, in_letters=in_letters)
         for cutting in islice(in_steps(ids, eos), 8 if in_letters else None):
             yield read(case, cutting, main_parser(case))[0]
-
-
-def read_in_ways(case: Case, number: int) -> Iterator[list[ParserEvent]]:
-    """The streams of a case in tokens of words, at a few cuttings, and in letters, 1 to 8 of them a
-    step by ``number``."""
-    ids, eos, own = output(case)
-    letters, _, _ = output(case, in_letters=True)
-    for cutting in (*few(ids, own, eos), [*in_steps(letters, eos)][number % 8]):
-        yield read(case, cutting, main_parser(case))[0]
 
 
 def readings(case: Case) -> list[Reading]:

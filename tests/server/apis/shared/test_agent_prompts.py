@@ -11,7 +11,6 @@ import pytest
 
 from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer
 from tests.server.conftest import DEMO, Lab
-from tests.text.parsing.own_templates import read_source
 
 APIS = ("messages", "chat", "responses")
 URLS = {
@@ -19,12 +18,6 @@ URLS = {
     "chat": "/v1/chat/completions",
     "responses": "/v1/responses",
 }
-REAL = (
-    *("trl:qwen3_5_think", "trl:qwen3_6", "trl:qwen3_8", "trl:qwen3_vl"),
-    *("xinference:qwen3.5", "xinference:qwen3.6", "xinference:qwen3.8-max", "xinference:Nex-N2"),
-    *("xinference:MiniMax-M2.7", "xinference:MiniMax-M3", "xinference:mistral-large-instruct"),
-)
-"""Templates of models that refuse a system message after the first message, or leave it out."""
 HEAD = "{% if m.role == 'system' and not loop.first %}%s{% endif %}"
 BODY = (
     "<|im_start|>{{ m.role }}\n{% if m.reasoning_content %}<think>{{ m.reasoning_content }}"
@@ -135,17 +128,6 @@ async def test_a_conversation_without_a_head_gets_one():
     lab = lab_with(STRICT)
     assert (await ask(lab, "messages", first_turn()[1:])).status == 200
     assert prompt(lab).startswith(f"<|im_start|>system\n{ENVIRONMENT}<|im_end|>")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("conversation", [first_turn, later_turn])
-@pytest.mark.parametrize("place", REAL)
-@pytest.mark.parametrize("api", APIS)
-async def test_real_strict_templates_show_every_message(api, place, conversation):
-    lab, messages = lab_with(read_source(*place.split(":"))), conversation()
-    answer = await ask(lab, api, messages)
-    assert answer.status == 200, answer.body
-    assert all(prompt(lab).count(message["content"]) == 1 for message in messages)
 
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}

@@ -42,25 +42,3 @@ def test_a_wrong_value_is_named_by_its_field(model: type[RequestModel], name: st
             assert refused.param is not None
             assert refused.param.partition("[")[0].partition(".")[0] == name
             assert refused.param in str(refused)
-
-
-@pytest.mark.parametrize(
-    ("model", "fields", "param"),
-    [
-        (ChatRequest, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        (ChatRequest, {"tools": [{"type": "function"}]}, "tools[0].function"),
-        (ResponsesRequest, {"text": {"verbosity": "loud"}}, "text.verbosity"),
-        (ResponsesRequest, {"text": {"format": {"type": "json_schema"}}}, "text.format.name"),
-        (
-            ResponsesRequest,
-            {"input": [{"type": "message", "role": "user", "content": [{"type": "input_text"}]}]},
-            "input[0].content[0].text",
-        ),
-    ],
-)
-def test_the_path_leads_to_the_innermost_field(
-    model: type[RequestModel], fields: dict[str, Any], param: str
-) -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        validate({**BODIES[model], **fields}, model, Notices())
-    assert refused.value.param == param
