@@ -29,13 +29,13 @@ FIELD = re.compile(r"^    '?(\w+)'?\??:", re.MULTILINE)
 
 @pytest.mark.client("openai")
 def test_openai_for_python(desk):
-    """has no field or type of a request that this gateway has not decided on"""
+    """has no field of a request that this gateway has not decided on"""
     check_python(desk, "openai")
 
 
 @pytest.mark.client("anthropic")
 def test_anthropic_for_python(desk):
-    """has no field or type of a request that this gateway has not decided on"""
+    """has no field of a request that this gateway has not decided on"""
     check_python(desk, "anthropic")
 
 
@@ -64,6 +64,6 @@ def read_interfaces(client: str) -> dict:
     for api, files in INTERFACES[client].items():
         bodies = [body for file in files for body in BASE.findall((package / file).read_text())]
         assert bodies, f"{client} has no requests of {api}"
-        found[api] = {"fields": sorted({name for body in bodies for name in FIELD.findall(body)})}
-        assert "model" in found[api]["fields"]
+        found[api] = sorted({name for body in bodies for name in FIELD.findall(body)})
+        assert "model" in found[api]
     return found

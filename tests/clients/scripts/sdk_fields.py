@@ -1,4 +1,4 @@
-"""Fields and types of requests in the Python SDK that is installed, as JSON on standard output.
+"""Fields of requests in the Python SDK that is installed, as JSON on standard output.
 
 python sdk_fields.py openai|anthropic
 """
@@ -40,42 +40,11 @@ def parameters(module):
     ]
 
 
-def find(kind, found):
-    """Dictionaries by their name, with their fields and the values of ``type``."""
-    if typing_extensions.is_typeddict(kind):
-        name = kind.__name__.removeprefix("Beta")
-        hints = typing.get_type_hints(kind)
-        fresh = (kind.__module__, kind.__name__) not in found["seen"]
-        found["seen"].add((kind.__module__, kind.__name__))
-        if not fresh:
-            return
-        said = hints.get("type")
-        while typing.get_origin(said) in (
-            typing_extensions.Required,
-            typing_extensions.NotRequired,
-        ):
-            said = typing.get_args(said)[0]
-        literal = [value for value in typing.get_args(said) if isinstance(value, str)]
-        for value in literal or [name]:
-            known = found["types"].setdefault(value, set())
-            known |= set(hints) - {"type"}
-        for hint in hints.values():
-            find(hint, found)
-        return
-    for inner in typing.get_args(kind):
-        find(inner, found)
-
-
 def main(sdk):
     out = {}
     for api, modules in APIS[sdk].items():
-        fields, found = set(), {"seen": set(), "types": {}}
-        for module in modules:
-            for kind in parameters(module):
-                fields |= set(typing.get_type_hints(kind))
-                find(kind, found)
-        types = {name: sorted(known) for name, known in found["types"].items()}
-        out[api] = {"fields": sorted(fields), "types": types}
+        kinds = [kind for module in modules for kind in parameters(module)]
+        out[api] = sorted({field for kind in kinds for field in typing.get_type_hints(kind)})
     return out
 
 

@@ -197,10 +197,6 @@ def _tools(chosen: Any, usual: Mapping[str, Any]) -> Mapping[str, Any]:
     return own
 
 
-def _as_text(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments)
-
-
 def written_case(
     parser: str,
     output: str,
