@@ -18,11 +18,6 @@ WITH_GPU = [name for name in OVERLAYS if name != "cpu-demo"]
 VERSIONS = ("1.30", "1.37")
 """Oldest that knows all we use (preStop sleep), and the newest whose schemas we have."""
 CUSTOM = {"HTTPRoute", "LeaderWorkerSet", "PrometheusRule", "ScaledObject", "ServiceMonitor"}
-KIMI = """serve nvidia/Kimi-K2.6-NVFP4 --trust-remote-code --tensor-parallel-size 4
---tool-call-parser kimi_k2 --enable-auto-tool-choice --reasoning-parser kimi_k2
---attention-backend tokenspeed_mla --speculative-config
-'{"model":"lightseekorg/kimi-k2.6-eagle3.1-mla","method":"eagle3","num_speculative_tokens":3}'
---language-model-only"""
 
 Object = dict[str, Any]
 

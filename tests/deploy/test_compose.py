@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -58,14 +54,6 @@ def test_grafana_reaches_prometheus():
     assert url in [f"http://{alias}:9090" for alias in aliases]
 
 
-def test_grafana_finds_the_dashboards():
-    path = ROOT / "deploy/grafana/provisioning/dashboards/eaglegate.yml"
-    folder = yaml.safe_load(path.read_text())["providers"][0]["options"]["path"]
-    assert mounted("grafana")[folder] == "./deploy/grafana/dashboards"
-    home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
-    assert (ROOT / "deploy/grafana/dashboards" / Path(home).name).exists()
-
-
 def test_the_gateway_may_finish_what_it_runs():
     grace = float(SERVICES["gateway"]["stop_grace_period"].removesuffix("s"))
     assert grace > Settings().drain_s + LAST_WORDS_S + CLOSE_S
@@ -79,19 +67,3 @@ def test_services_are_confined(service):
     assert "no-new-privileges:true" in made["security_opt"]
     for port in made.get("ports", ()):
         assert port.startswith("127.0.0.1:")
-
-
-@pytest.mark.parametrize("service", ["prometheus", "grafana"])
-def test_images_are_pinned(service):
-    assert re.search(r":v?\d+\.\d+\.\d+$", SERVICES[service]["image"])
-
-
-def test_docker_compose_reads_it():
-    if shutil.which("docker") is None:
-        pytest.skip("no docker here")
-    asked = ["docker", "compose", "-f", ROOT / "compose.yaml", "config", "--format", "json"]
-    done = subprocess.run(asked, capture_output=True, text=True)
-    if "is not a docker command" in done.stderr or "unknown" in done.stderr:
-        pytest.skip("no docker compose here")
-    assert done.returncode == 0, done.stderr
-    assert set(json.loads(done.stdout)["services"]) == set(SERVICES)

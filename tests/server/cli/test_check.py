@@ -90,12 +90,6 @@ def test_a_lossy_setting_is_told_and_refused_on_request():
     assert look(require_lossless=True).status == 0
 
 
-def test_speculation_can_be_off():
-    found = look(EnginePlan(str(DEMO / "target")), tool_call_parser=None)
-    assert "speculation\n  off" in found.text
-    assert "tool calls  none" in found.text
-
-
 def test_adapters_are_looked_at(tmp_path, capfd):
     """The command checks the adapters that ``--lora-modules`` names."""
     pytest.importorskip("vllm")
@@ -131,28 +125,6 @@ def test_versions_of_workers_are_shown_and_compared():
     assert "the workers have several versions: 0.32.0 (a:1); 0.33.0 (b:1)" in text
     alone = check_workers({}, {"a:1": reports["a:1"]}, gateway_plan).text
     assert "several versions" not in alone
-
-
-def test_a_model_that_was_not_read_has_an_unknown_quantisation():
-    found = look(EnginePlan("some-org/no-such-model"))
-    assert "quantisation       unknown until the model is here" in found.text
-    assert "quantisation       none" in look().text
-
-
-def test_kinds_of_input_are_shown(tmp_path):
-    assert "input              text only" in look().text
-    target = copy_draft(tmp_path / "target")
-    change_config(target, vision_config={})
-    seeing = EnginePlan(str(target))
-    assert "input              text and images" in look(seeing).text
-    found = look(replace(seeing, language_model_only=True))
-    assert "input              text only" in found.text
-
-
-def test_the_seed_and_every_speculative_setting_are_shown():
-    found = look(replace(plan(draft_tensor_parallel_size=1), seed=7))
-    assert "  seed               7" in found.text
-    assert "other settings    draft_tensor_parallel_size 1" in found.text
 
 
 def test_one_fault_with_many_consequences_is_told_once(tmp_path):

@@ -155,14 +155,6 @@ def test_a_reader_that_has_left(argv: list[str]) -> None:
     assert run_without_reader(*argv) == (0, "")
 
 
-def test_a_capture_without_a_reader(tmp_path: Path) -> None:
-    batch, capture = tmp_path / "batch.jsonl", tmp_path / "capture.jsonl"
-    line = '{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}'
-    batch.write_text(f"{line}\n")
-    assert main(["capture", "import", str(batch), "--out", str(capture)]) == 0
-    assert run_without_reader("capture", "show", str(capture)) == (0, "")
-
-
 def test_a_command_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serv"]) == 2
     assert "there is no command 'serv'; did you mean serve?" in capsys.readouterr().err

@@ -52,10 +52,6 @@ def test_stored_responses_are_bounded_by_settings():
         Settings(responses_key_bytes=0)
 
 
-def test_defaults():
-    assert read([])[1] == Settings()
-
-
 @pytest.mark.parametrize("argv", [["--drain-s", "nan"], ["--drain-s=inf"], ["--api-key-file", ""]])
 def test_numbers_are_finite_and_texts_not_empty(argv):
     """An empty text is usually an unset variable of a shell."""
@@ -144,14 +140,6 @@ def test_json_settings():
 def test_errors_name_flag_value_and_rule(argv, words):
     with pytest.raises(ConfigError, match=words):
         read(argv)
-
-
-def test_every_setting_has_help():
-    parser = argparse.ArgumentParser()
-    add_arguments(parser, Settings)
-    text = parser.format_help()
-    assert "--max-body-bytes BYTES" in text
-    assert all(item.metadata["help"] for item in fields(Settings))
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ import pytest
 from eaglegate.engine import vllm_contract, vllm_parts
 from eaglegate.engine.vllm_contract import find_vllm
 from eaglegate.engine.vllm_parts import Area, PartDifference
-from eaglegate.server.__main__ import main
 from eaglegate.server.backends.line import CommandLine, read_engine_arguments
 from eaglegate.server.cli import command_line
 from eaglegate.server.cli.command_line import read_command_line
@@ -25,12 +22,6 @@ ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "engine" / "demo"
 SCHEDULER = "eaglegate.engine.vllm_backend.scheduler.scheduler"
 needs_vllm = pytest.mark.skipif(find_vllm() is None, reason="vLLM reads the line")
-
-
-def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
-    )
 
 
 def read(*argv: str) -> CommandLine:
@@ -109,19 +100,6 @@ def test_only_the_affected_promise_is_switched_off(
     assert bool(arguments.speculative_config) is speculates
 
 
-def test_help_is_in_sections_and_shows_choices(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as found:
-        main(["serve", "--help"])
-    assert found.value.code == 0
-    text = capsys.readouterr().out
-    headings = ["Address and model names:", "Speculation:", "API keys"]
-    places = [text.index(heading) for heading in headings]
-    assert places == sorted(places)
-    assert "--log-level {debug,info,warning,error}" in text
-    assert "EAGLEGATE_MAX_RUNNING=64" in text
-    assert "--help=all" in text
-
-
 def test_every_setting_stands_under_a_heading() -> None:
     headings = [heading for heading, _ in list_settings(Settings)]
     assert all(isinstance(heading, Heading) for heading in headings)
@@ -188,22 +166,6 @@ def test_the_whole_line_takes_every_value_of_the_gateways_choices(
     assert "log_level" in chosen
     line = read("--log-level", "debug")
     assert make_engine_arguments(line.namespace).log_level is None
-
-
-@pytest.mark.thorough
-def test_a_correct_file_starts_in_silence(tmp_path: Path) -> None:
-    """vLLM's parser would read the file a second time, and warn of duplicate keys."""
-    pytest.importorskip("vllm")
-    file = tmp_path / "gateway.yaml"
-    file.write_text(f"model_tag: {DEMO / 'target'}\nport: 1\nmax-model-len: 512\n")
-    code = f"""
-from eaglegate.server.cli.command_line import read_command_line
-line = read_command_line("serve", ["--config", {str(file)!r}, "--port", "0"], lambda _: None)
-print(line.settings.port, line.namespace.max_model_len)
-"""
-    done = run(code)
-    assert done.stdout.splitlines()[-1] == "0 512"
-    assert "duplicate" not in done.stdout + done.stderr
 
 
 def test_a_missing_vllm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,18 +5,14 @@ from __future__ import annotations
 import io
 import tempfile
 import threading
-from dataclasses import replace
 
 import pytest
 
-from eaglegate.engine.advisories import ADVISORIES
 from eaglegate.engine.errors import EngineStartError
 from eaglegate.engine.types import EngineInfo, SpeculationInfo
 from eaglegate.engine.vllm_backend.child_log import ChildLog
-from eaglegate.server.access.keys import KeyRing, load_keys
 from eaglegate.server.cli.console import (
     StartupProgress,
-    describe_clients,
     format_banner,
 )
 
@@ -71,26 +67,6 @@ def test_an_engine_that_did_not_start_leaves_its_log_in_a_file(
     StartupProgress(page).fail(EngineStartError("--port is taken"))
     assert page.getvalue().endswith("eaglegate: --port is taken\n")
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_the_banner_says_what_is_served_and_how_to_try_it(lab):
-    info = EngineInfo("demo", 4096, 2048, SpeculationInfo("eagle3.1", 3, summary="EAGLE 3.1: why"))
-    details = {"depth": "auto, chosen at every step"}
-    info = replace(info, details=details, advisories=ADVISORIES[:2])
-    text = format_banner(
-        "http://127.0.0.1:8000", "http://127.0.0.1:9000", "demo", info, lab.path().parsers, 12.3,
-        describe_clients(KeyRing()),
-    )  # fmt: skip
-    assert "EAGLE 3.1: why" in text
-    assert "depth        auto, chosen at every step" in text
-    assert "advisories   pipeline-order, recurrent-counts" in text
-    assert "curl http://127.0.0.1:8000/v1/chat/completions" in text
-    assert "http://127.0.0.1:9000/metrics" in text
-    assert "12.3 s" in text
-    assert "--allowed-hosts NAME" in text
-    assert "--allowed-origins ORIGIN" in text
-    assert "authorization" not in text
-    assert describe_clients(load_keys(None, ["x" * 20])) == ""
 
 
 def test_the_banners_command_has_the_header_of_a_key_where_one_is_required(lab):

@@ -9,7 +9,6 @@ import pytest
 
 from eaglegate.engine.speculation.policy.policy import SpeculationRules
 from eaglegate.engine.vllm_fields import MAX_QUOTES
-from eaglegate.features.lookups.settings import LookupSettings
 from eaglegate.server.generation import quotes
 from eaglegate.server.generation.twins import escape
 from eaglegate.text.rendering.encoding import NO_LIMITS
@@ -84,7 +83,3 @@ async def test_a_large_conversation_is_not_walked_on_the_event_loop(lab, monkeyp
     assert answer.status == 200
     (thread,) = threads
     assert thread is not threading.main_thread()
-
-
-def test_lookups_are_off_by_default():
-    assert not LookupSettings().is_on

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from anthropic import Anthropic, beta_tool
 
 USER = {"role": "user", "content": "hi"}
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -44,30 +43,6 @@ async def test_no_thread_is_no_thread(lab):
     lab.says("x")
     answer = await ask(lab, thread=None, compaction=None)
     assert (answer.status, answer.headers.get(IGNORED)) == (200, None)
-
-
-def test_a_tool_runner_goes_on_with_the_whole_conversation(lab, url):
-    @beta_tool
-    def weather(city: str) -> str:
-        """Weather of a city.
-
-        Args:
-            city: Its name.
-        """
-        return f"rain in {city}"
-
-    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-    client = Anthropic(base_url=url, api_key="none", max_retries=0)
-    runner = client.beta.messages.tool_runner(
-        model="demo", max_tokens=99, tools=[weather], messages=[{"role": "user", "content": "hm"}]
-    )
-    lab.says(call)
-    first = next(runner)
-    assert first.stop_reason == "tool_use"
-    lab.says("It rains.")
-    assert next(runner).content[0].text == "It rains."
-    assert [role for role, _ in shown(lab)] == ["user", "assistant", "tool"]
-    assert shown(lab)[-1][1] == "rain in Oslo"
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import replace
 
-import msgspec
 import orjson
 import pytest
 
-from eaglegate.engine.types import DecodeStep, DepthReason, Drafter, Step, StepTrace
+from eaglegate.engine.types import DecodeStep, DepthReason, Step, StepTrace
 from eaglegate.observability.pages import make_page_routes
 from eaglegate.server.access.caller import ApiKey
 from eaglegate.server.access.keys import KeyRing, hash_key
@@ -121,36 +119,6 @@ async def test_with_keys_a_browser_gets_in_with_the_key_that_its_user_enters(lab
                 await page.value(f"document.getElementById('{name}').click()")
                 copied = await page.value("document.getElementById('copied').value")
                 assert "EAGLEGATE_API_KEY" in copied and KEY not in copied
-            assert page.problems == []
-
-
-@pytest.mark.slow
-@in_a_browser
-@pytest.mark.parametrize("length", [0, 8])
-async def test_lookups_have_a_colour_where_the_engine_looks_up(lab, tmp_path, length):
-    pipeline = lab.gateway.pipeline
-    speculation = replace(pipeline.info.speculation, lookup=length)
-    lab.gateway.pipeline = replace(pipeline, info=replace(pipeline.info, speculation=speculation))
-    script(lab, "one two three four five six")
-    drafter = Drafter.LOOKUP if length else Drafter.DRAFT
-    lab.engine.script = [
-        msgspec.structs.replace(
-            step,
-            decode=tuple(msgspec.structs.replace(part, drafter=drafter) for part in step.decode),
-        )
-        for step in lab.engine.script
-    ]
-    num_accepted = sum(part.accepted for step in lab.engine.script for part in step.decode)
-    with on_a_port(make_app(lab, make_page_routes())) as url:
-        async with asyncio.timeout(60), browser(tmp_path / "p") as page:
-            await open_playground(page, url + "/playground")
-            await wait_for(page, OPENED)
-            legend = await page.value("document.getElementById('legend').innerText")
-            assert ("lookup" in legend) == bool(length)
-            await page.value("document.getElementById('run').click()")
-            await wait_for(page, DONE)
-            coloured = "document.querySelectorAll('.written span.lookup').length"
-            assert await page.value(coloured) == (num_accepted if length else 0)
             assert page.problems == []
 
 

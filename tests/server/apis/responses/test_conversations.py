@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from openai import NotFoundError, OpenAI
 from sqlalchemy import text
 
 from eaglegate.server.store.base import Retention, StoreLimits
@@ -98,23 +97,6 @@ async def test_expired_conversations_are_deleted_with_their_items(lab, tmp_path)
     store._sweep()
     assert (await lab.get(f"{URL}/{kept}")).status == 404
     assert await store.conversations.items(kept) == []
-
-
-@pytest.mark.thorough
-def test_the_sdk_talks(lab, url):
-    client = OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
-    talk = client.conversations.create(items=[HELLO], metadata={"topic": "x"})
-    lab.says("Good day.")
-    client.responses.create(model="demo", input="And you?", conversation=talk.id)
-    listed = list(client.conversations.items.list(talk.id, order="asc"))
-    assert [item.type for item in listed] == ["message"] * 3
-    one = client.conversations.items.retrieve(listed[0].id, conversation_id=talk.id)
-    assert one.content[0].text == "hello"
-    client.conversations.update(talk.id, metadata={"topic": "y"})
-    assert client.conversations.retrieve(talk.id).metadata == {"topic": "y"}
-    assert client.conversations.delete(talk.id).deleted
-    with pytest.raises(NotFoundError):
-        client.conversations.retrieve(talk.id)
 
 
 def count_rows(lab, table):

@@ -7,7 +7,6 @@ import time
 
 import orjson
 import pytest
-from openai import BadRequestError, NotFoundError, OpenAI
 
 from eaglegate.engine.errors import EngineDead, EngineOverloaded
 from eaglegate.engine.events import NullObserver
@@ -309,30 +308,3 @@ async def test_logprobs_are_those_of_the_text(lab):
     assert "".join(entry["token"] for entry in found).strip().startswith("it is")
     events = said(await lab.respond(**fields, stream=True))
     assert events[-1]["response"]["output"][1]["content"][0]["logprobs"] == found
-
-
-@pytest.mark.thorough
-def test_the_sdk_reads_it_all(lab, url):
-    lab.says(ANSWER, [1, 2, 3])
-    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-    asked = {"model": "demo", "input": "hi", "tools": [WEATHER]}
-    whole = client.responses.create(**asked)
-    assert whole.output_text == "Let me look."
-    with client.responses.stream(**asked) as stream:
-        kinds = [event.type for event in stream]
-        streamed = stream.get_final_response()
-    assert kinds[-1] == "response.completed"
-    assert streamed.output_text == whole.output_text
-    assert streamed.output[2].arguments == whole.output[2].arguments
-    assert client.responses.retrieve(whole.id).output_text == "Let me look."
-    assert client.responses.input_items.list(whole.id).data[0].content[0].text == "hi"
-    client.responses.delete(whole.id)
-    with pytest.raises(NotFoundError):
-        client.responses.retrieve(whole.id)
-    with pytest.raises(BadRequestError, match="hosted tools"):
-        hosted = {"type": "web_search"}
-        client.responses.create(model="demo", input="x", tools=[hosted], tool_choice=hosted)
-    later = client.responses.create(**asked, background=True)
-    with client.responses.retrieve(later.id, stream=True) as events:
-        assert [event.type for event in events][-1] == "response.completed"
-    assert client.responses.retrieve(later.id).status == "completed"

@@ -143,14 +143,6 @@ async def test_images_count_as_prompt_tokens(lab):
     assert counted["tokens"] == [*request.prompt]
 
 
-async def test_every_choice_has_the_images(lab):
-    answer = await lab.chat(messages=[user(image(10))], n=2)
-    assert len(answer.json["choices"]) == 2
-    first, second = lab.engine.requests
-    assert first.images == second.images
-    assert first.num_prompt == second.num_prompt
-
-
 async def test_earlier_images_are_read(lab):
     earlier = [user(text("a"), image(10)), {"role": "assistant", "content": "x"}]
     result = {"role": "tool", "tool_call_id": "c", "content": [text("b"), image(12)]}
@@ -261,17 +253,6 @@ async def test_images_of_results_go_where_a_template_shows_them(lab, message, en
     assert (await lab.post("/tokenize", {"messages": messages})).status == 200
 
 
-async def test_images_move_with_their_results(lab):
-    calls = [{"id": i, "type": "function", "function": {"name": "look"}} for i in "ab"]
-    results = [
-        {"role": "tool", "tool_call_id": i, "content": [text(i), image(width)]}
-        for i, width in (("b", 12), ("a", 10))
-    ]
-    called = {"role": "assistant", "content": "", "tool_calls": calls}
-    assert (await lab.chat(messages=[user(text("?")), called, *results])).status == 200
-    assert lab.widths == [10, 12]
-
-
 class TurnReader(QuickReader):
     """Decodes each image in a turn of its own, and lets others arrive meanwhile."""
 
@@ -376,12 +357,6 @@ async def test_a_prompt_that_is_too_long_names_its_images(lab):
     assert error["message"].endswith("> 256 maximum Images have 300 of these tokens.")
 
 
-async def test_the_answer_is_limited_to_the_room_beside_the_images(lab):
-    await lab.chat(messages=[user(image(200))], max_tokens=100)
-    request = lab.engine.requests[-1]
-    assert request.sampling.max_tokens == 256 - request.num_prompt
-
-
 @pytest.mark.parametrize(("name", "value"), [("truncate_prompt_tokens", 9), ("prompt_logprobs", 0)])
 async def test_fields_about_prompt_tokens_are_refused(lab, name, value):
     error = await refuse(lab, messages=[user(image())], **{name: value})
@@ -414,20 +389,6 @@ async def test_the_images_of_messages(lab):
     assert counted.json == {"input_tokens": num_prompt}
     start = (await ask(lab, *messages, stream=True)).body.partition(b"message_start")[2]
     assert f'"input_tokens":{num_prompt},'.encode() in start
-
-
-async def test_a_failed_tool_s_image(lab):
-    use = {"type": "tool_use", "id": "t", "name": "read", "input": {}}
-    failed = {"type": "tool_result", "tool_use_id": "t", "is_error": True, "content": blocks(10)}
-    messages = [user(text("a")), {"role": "assistant", "content": [use]}, user(failed)]
-    assert (await ask(lab, *messages)).status == 200
-    assert lab.prompt.endswith("tool: Error: <pad>;")
-
-
-async def test_an_image_by_address_in_messages(lab):
-    part = {"type": "image", "source": {"type": "url", "url": url(10)}}
-    assert (await ask(lab, user(part))).status == 200
-    assert lab.reader.sources[0].param == "messages[0].content[0].source.url"
 
 
 async def respond(lab: SeeingLab, *items: Any, **fields: Any) -> Answer:
@@ -469,19 +430,6 @@ async def test_a_conversation_keeps_its_images(lab):
     assert lab.widths == [10]
 
 
-async def test_an_item_that_a_text_model_stored(lab):
-    """Nobody looked into its image."""
-    reading = lab.gateway.pipeline
-    lab.gateway.open(super(SeeingLab, lab).path())
-    broken = {"type": "message"} | user({"type": "input_image", "file_id": "f"}, input_image(10))
-    said = {"type": "message", "role": "assistant", "content": "x"}
-    id = (await lab.post("/v1/conversations", {"items": [broken, said]})).json["id"]
-    lab.gateway.open(reading)
-    assert (await respond(lab, user(input_text("b")), conversation=id)).status == 200
-    omitted = "[image omitted: this model cannot read it here]"
-    assert lab.prompt == f"user: {omitted}<pad>;assistant: x;user: b;"
-
-
 async def test_the_places_of_refused_images_in_responses(lab):
     items = [user(input_text("a")), {"type": "web_search_call", "id": "w"}]
     items.append(user({"type": "input_image", "image_url": to_url(b"broken")}))
@@ -513,23 +461,6 @@ async def test_messages_with_too_many_images_are_dropped(lab):
     crowd = [*items, user(*[input_image()] * 4)]
     error = await refuse(lab, "/v1/responses", input=crowd, truncation="auto")
     check_refusal(error, "input[5].content[3].image_url", "at most 3")
-
-
-async def test_images_are_decoded_before_the_engine_sees_them():
-    lab = SeeingLab(reader=ImageReader(ImageLimits(max_pixels=1000)))
-    lab.says("a cat")
-    try:
-        assert (await lab.chat(messages=[user(image(50))])).status == 200
-        assert lab.widths == [50]
-        lab.engine.requests.clear()
-        error = await refuse(lab, messages=[user(text("a"), image(200))])
-        check_refusal(error, "messages[0].content[1].image_url.url", "1000")
-        half = {"type": "image_url", "image_url": to_url(picture()[:60])}
-        check_refusal(
-            await refuse(lab, messages=[user(half)]), "messages[0].content[0].image_url", ""
-        )
-    finally:
-        await lab.reader.aclose()
 
 
 class Fetcher:
@@ -618,12 +549,3 @@ async def test_a_key_has_images_per_minute(lab):
     assert (await send(1)).status == 200
     refusal = await send(3)
     assert (refusal.status, refusal.json["error"]["code"]) == (400, "images_exceed_key_minute")
-
-
-async def test_images_that_are_counted_are_paid_for(lab):
-    quota = KeyQuota("a", images=1, clock=lambda: 0.0)
-    lab.admit(make_key("a", quota=quota))
-    body = {"messages": [user(block())]}
-    url = "/v1/messages/count_tokens"
-    statuses = [(await lab.post(url, body, key="a")).status for _ in range(2)]
-    assert statuses == [200, 429]

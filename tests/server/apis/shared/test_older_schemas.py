@@ -71,16 +71,6 @@ def test_a_call_is_judged_by_a_schema_of_an_older_draft(name):
     assert tools.judge("f", bad) is Outcome.SCHEMA_MISMATCH
 
 
-@pytest.mark.parametrize("name", OLDER)
-async def test_every_field_takes_it(lab, name):
-    schema, good, _ = OLDER[name]
-    lab.says(good)
-    named = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    for fields in ({"response_format": named}, {"guided_json": schema}):
-        answer = await lab.chat(**fields)
-        assert answer.status == 200, answer.body
-
-
 def test_names_of_properties_are_no_keywords():
     schema = {
         "type": "object",

@@ -218,17 +218,6 @@ async def test_ignored_fields_are_listed_in_the_header_and_documented(lab, api):
         assert name in set(re.findall(r"[a-z_]+", DOCS))
 
 
-async def test_roles_that_templates_have_besides(lab):
-    """vLLM accepts them too; the template decides what a role means."""
-    lab.says("x")
-    said = [*USER, {"role": "assistant", "content": "a"}, {"role": "observation", "content": "b"}]
-    assert (await lab.chat(messages=said)).status == 200
-    assert lab.renderer.seen[-1]["messages"][-1]["role"] == "observation"
-    for role in ("", "User", "a b", "<|im_end|>", "r" * 33, 5, None):
-        answer = await lab.chat(messages=[{"role": role, "content": "a"}])
-        assert (answer.status, answer.json["error"]["param"]) == (400, "messages[0].role")
-
-
 async def test_repetition_is_the_engine_s_to_find(lab):
     lab.says("x")
     asked = {"max_pattern_size": 3, "min_count": 4}
@@ -255,11 +244,3 @@ async def test_budgets_of_reasoning_by_other_names(lab, fields, budget):
         assert (await lab.chat(**fields)).status == 200
         expected = budget if known else fields.get("thinking_token_budget")
         assert lab.engine.requests[-1].sampling.thinking_token_budget == expected
-
-
-async def test_a_template_of_the_request_s_own_needs_trust(lab):
-    lab.says("x")
-    assert (await lab.chat(chat_template="{{ messages }}")).status == 400
-    lab.change_model(trusts_templates=True)
-    assert (await lab.chat(chat_template="{{ messages }}")).status == 200
-    assert lab.renderer.seen[-1]["chat_template"] == "{{ messages }}"
