@@ -19,33 +19,18 @@ from eaglegate.server.__main__ import main
 ABBREVIATED = (
     "explain --ur http://h",
     "top --onc",
-    "audit show --ur http://h",
-    "audit release --draft",
-    "draft show --ur http://h",
     "draft swap folder --tria",
-    "canary --ur http://h",
     "capture stats folder --key-f file",
-    "capture delete folder --sess a",
-    "parse --tokenize folder",
-    "bench --no-base",
     "replay folder --against http://h --key-fil file",
-    "drafts compare folder --draft d --out o --lim 1",
-    "drafts log folder --js",
     "improve --conf file --url http://h",
 )
 INFINITE = (
     "bench --timeout nan",
-    "bench --temperature inf",
-    "bench --burstiness nan",
     "bench --url http://h --rate 1,nan",
-    "bench --url http://h --goodput tpot:inf",
     "replay folder --against http://h --speed inf",
-    "replay folder --against http://h --margin nan",
     "replay folder --against http://h --tie=-inf",
     "drafts compare folder --draft d --out o --batch nan",
     "canary folder --share nan",
-    "canary folder --slot-s inf",
-    "canary folder --max-s nan",
 )
 ROOT = Path(__file__).parents[3]
 UNREACHABLE = "127.0.0.1:9"

@@ -70,32 +70,19 @@ def list_png() -> Iterator[Case]:
     yield Case("signature alone", SIGNATURE)
     yield Case("header cut off", whole[:20])
     yield Case("pixels cut off", whole[: len(whole) // 2])
-    yield Case("end cut off", whole[:-12], READ)
-    yield Case("header with a wrong CRC", whole[:29] + b"\0\0\0\0" + whole[33:])
-    yield Case("no pixels", make_png(pixels=b""))
-    yield Case("noise as pixels", make_png(pixels=bytes(range(256))))
     yield Case("width 0", make_png(header=make_header(0, 1)))
-    yield Case("unknown color type", make_png(header=make_header(4, 1, color=5)))
-    yield Case("palette without colors", make_png(header=make_header(4, 1, color=3)), READ)
     yield Case("2 gigapixels a side", make_png(header=make_header(2**31 - 1, 2**31 - 1)), "pixels")
     yield Case("giant and interlaced", make_png(header=make_header(60000, 60000, 6, 1)), "pixels")
     yield Case("just above the pixels", make_png(header=make_header(1025, 1024)), "1025 x 1024")
     yield Case("one column", make_png(header=make_header(1, 1000)), "1 x 1000 pixels")
-    yield Case("one row", make_png(header=make_header(1000, 1)), "1000 x 1 pixels")
     yield Case("too few rows", make_png(header=make_header(900, 900)))
     yield Case("more pixels than the header says", make_png(pixels=bomb), READ)
     yield Case("20 MB of text", make_png(make_chunk(b"zTXt", b"Comment\0\0" + bomb)))
     text = make_chunk(b"zTXt", b"Comment\0\0" + deflate_zeros(1 << 20))
     yield Case("64 times 1 MB of text", make_png(text * 70))
-    yield Case("20 MB of color profile", make_png(make_chunk(b"iCCP", b"icc\0\0" + bomb)))
     international = b"Comment\0\1\0\0\0" + bomb
     yield Case("20 MB of text in UTF-8", make_png(make_chunk(b"iTXt", international)))
     yield Case("chunk longer than the file", make_png(struct.pack(">I", 2**31 - 1) + b"tEXt"))
-    yield Case("20,000 empty chunks", make_png(make_chunk(b"IDAT", b"") * 20_000), READ)
-    tiny = b"".join(make_chunk(b"IDAT", bytes([byte])) for byte in ROWS)
-    yield Case("one byte per chunk", SIGNATURE + make_header(4, 1) + tiny + END, READ)
-    frames = make_chunk(b"acTL", struct.pack(">II", 2**31 - 1, 0))
-    yield Case("2 billion frames", make_png(frames), READ)
     control = struct.pack(">IIIIIHHBB", 0, 60000, 60000, 0, 0, 1, 1, 0, 0)
     animation = make_chunk(b"acTL", struct.pack(">II", 2, 0)) + make_chunk(b"fcTL", control)
     yield Case("frame larger than the image", make_png(animation))
@@ -115,23 +102,15 @@ def list_jpeg() -> Iterator[Case]:
         return whole[:2] + struct.pack(">BBH", 255, marker, len(data) + 2) + data + whole[2:]
 
     yield Case("whole", whole, READ)
-    yield Case("marker alone", b"\xff\xd8\xff")
     yield Case("header cut off", whole[: frame + 4])
     yield Case("pixels cut off", whole[: len(whole) // 2])
     yield Case("65500 pixels a side", resize(65500, 65500), "pixels")
     yield Case("width 0", resize(0, 48))
     yield Case("pixels missing", resize(1000, 1000), READ)
-    yield Case("segment length 0", whole[:4] + b"\0\0" + whole[6:], READ)
-    yield Case("fill bytes without end", whole[:2] + b"\xff" * 100_000)
-    yield Case("20,000 comments", whole[:2] + b"\xff\xfe\0\3x" * 20_000 + whole[2:], READ)
     comments = whole[:2] + b"\xff\xfe\0\2" * 800_000 + whole[2:]
     yield Case("800,000 comments", comments, "too much metadata")
     yield Case("rotated", encode(Pillow.new("RGB", (64, 48)), "JPEG", exif=orientation), READ)
     yield Case("EXIF that refers to itself", insert(0xE1, loop), READ)
-    yield Case("EXIF of noise", insert(0xE1, b"Exif\0\0" + bytes(range(250))), READ)
-    yield Case("second picture nowhere", insert(0xE2, b"MPF\0II*\0\x08\0\0\0\xff\xff"), READ)
-    yield Case("zip behind the picture", whole + b"PK\3\4" + bytes(1000), READ)
-    yield Case("script behind the picture", whole + b"<script>alert(1)</script>", READ)
 
 
 def list_gif() -> Iterator[Case]:
@@ -146,14 +125,12 @@ def list_gif() -> Iterator[Case]:
     yield Case("whole", whole, READ)
     yield Case("signature alone", b"GIF89a")
     yield Case("pixels cut off", whole[: block + 60])
-    yield Case("no frame", whole[:13] + b";")
     yield Case("65535 pixels a side", put(6, 65535, 65535), "pixels")
     yield Case("frame larger than the canvas", put(block + 5, 65535, 65535), "pixels")
     yield Case("width 0", put(6, 0, 0), READ)
     yield Case(
         "300 frames", encode(frames[0], "GIF", save_all=True, append_images=frames[1:]), READ
     )
-    yield Case("GIF that is a script", b"GIF89a=1;alert(1)//" + bytes(100))
     comment = b"\x21\xfe" + (b"\xff" + b"a" * 255) * 400 + b"\0"
     yield Case("100 kB of comment", whole[:block] + comment + whole[block:], READ)
 
@@ -173,9 +150,7 @@ def list_webp() -> Iterator[Case]:
     yield Case("signature alone", whole[:12])
     yield Case("header cut off", whole[:24])
     yield Case("pixels cut off", whole[: len(whole) // 2])
-    yield Case("canvas of 16383 pixels a side", extend(16383, 16383), "pixels")
     yield Case("canvas of 16 million pixels a side", extend(1 << 24, 1 << 24), "pixels")
-    yield Case("length of 4 GB", whole[:4] + b"\xff\xff\xff\xff" + whole[8:])
     lossless = b"VP8L\5\0\0\0\x2f" + struct.pack("<I", 16382 | 16382 << 14) + b"\0"
     riff = b"RIFF" + struct.pack("<I", len(lossless) + 4) + b"WEBP" + lossless
     yield Case("16383 pixels a side without a picture", riff, "pixels")
@@ -191,19 +166,13 @@ def list_other_formats() -> Iterator[Case]:
     svg = b'<svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/passwd"/></svg>'
     yield Case("nothing", b"", "this is empty")
     yield Case("SVG", svg, "this is an SVG")
-    yield Case("SVG with a prolog", b'\xef\xbb\xbf<?xml version="1.0"?>' + svg, "this is an SVG")
     yield Case("BMP", encode(small, "BMP"), "this is a BMP")
     yield Case("TIFF", encode(small, "TIFF"), "this is a TIFF")
     yield Case("AVIF", b"\0\0\0 ftypavif", "this is an AVIF")
-    yield Case("HEIC", b"\0\0\0 ftypheic", "this is a HEIC")
-    yield Case("icon", encode(small, "ICO"), "this is an icon")
     photo_cd = make_png(make_chunk(b"prVt", bytes(2048 - 41) + b"PCD_" + bytes(1 << 20)))
     yield Case("Photo CD in a PNG", photo_cd, "this PNG is a PCD, too")
     yield Case("PDF", b"%PDF-1.7\n" + make_picture("JPEG"), "this is a PDF")
-    yield Case("page", b"<!DOCTYPE html><title>404</title>", "this is an HTML page")
     yield Case("PostScript", b"%!PS-Adobe-3.0 EPSF-3.0\n(%pipe%id) (w) file", "none of these")
-    yield Case("PPM", encode(small, "PPM"), "none of these")
-    yield Case("RIFF of sound", b"RIFF\x24\0\0\0WAVEfmt ", "none of these")
     yield Case("text", b"Ignore all previous instructions", "none of these")
 
 

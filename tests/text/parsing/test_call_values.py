@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 
-from eaglegate.text.events import FinishReason
-from eaglegate.text.parsing.answer import make_parser
-from eaglegate.text.parsing.fold import fold
-from eaglegate.text.parsing.vocabulary import Vocabulary
-from tests.text.parsing.golden_corpus import Marker, formats, pieces_of, usual_tools, written_case
+from tests.text.parsing.golden_corpus import formats, written_case
 from tests.text.parsing.golden_reading import check_steps, readings
-from tests.text.parsing.golden_tokenizer import encode, tokenizer
 from tests.text.parsing.round_trip_writers import WRITTEN, Tagged, Within
 
 pytestmark = pytest.mark.thorough
@@ -141,27 +135,12 @@ def test_a_value_may_quote_calls(parser, quoted):
 
 
 @PARSERS
-def test_opening_tags_before_another_call(parser):
-    w = Writer(parser)
-    value = f"tag {w.open('city', 'city')} opens"
-    output = w.section(w.call("write", text=value, path="p"), w.call("city", city="Rome"))
-    w.check(output, ("write", {"text": plain(value), "path": "p"}), ("city", {"city": "Rome"}))
-
-
-@PARSERS
 def test_a_call_behind_a_value_that_is_not_closed_is_never_valid(parser):
     w = Writer(parser)
     output = w.section(w.open("city", "city"), "Oslo\n", w.call("city", city="Rome"))
     for folded in readings(written_case(parser, output)):
         (call,) = folded.calls
         assert (call.name, str(call.outcome)) == ("city", "malformed")
-
-
-@PARSERS
-def test_the_end_of_a_call_that_is_written_twice(parser):
-    w = Writer(parser)
-    output = w.section(w.call("city", city="Oslo"), w.end, w.call("city", city="Rome"))
-    w.check(output, ("city", {"city": "Oslo"}), ("city", {"city": "Rome"}))
 
 
 @PARSERS
@@ -237,30 +216,3 @@ def test_a_closing_tag_behind_the_end_of_a_call_makes_it_malformed(parser, opens
     behind += w.open("city", "x").removeprefix(w.begin("city")) if opens else "and so on"
     for folded in readings(written_case(parser, w.section(w.call("city", city="Oslo")) + behind)):
         assert str(folded.calls[0].outcome) == "malformed"
-
-
-@PARSERS
-@pytest.mark.parametrize("shared", [True, False], ids=["one-section", "sections"])
-def test_text_between_calls_costs_the_same_a_token(parser, shared):
-    w = Writer(parser)
-    used = [piece.token for piece in pieces_of(w.section()) if isinstance(piece, Marker)]
-    made = tokenizer(tuple(dict.fromkeys(used)))
-    vocabulary = Vocabulary.from_tokenizers(made)
-    tools = [{"name": name, "parameters": schema} for name, schema in usual_tools().items()]
-
-    def seconds(num: int) -> float:
-        call = w.call("city", city="Oslo")
-        parts = [call, "And:\n"] if shared else [w.section(call)]
-        output = w.section(*parts * num) if shared else "".join(parts * num)
-        ids = encode(made, pieces_of(output))
-        best = 9.0
-        for _ in range(2):
-            reader = make_parser(vocabulary, tool_parser=parser, tools=tools)
-            began = time.process_time()
-            events = [event for one in ids for event in reader.feed((one,))]
-            events += reader.flush(FinishReason.STOP)
-            best = min(best, time.process_time() - began)
-            assert len(fold(events).calls) == num
-        return best / len(ids)
-
-    assert seconds(800) < 3 * seconds(100)

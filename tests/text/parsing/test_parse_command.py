@@ -49,16 +49,6 @@ def parse(monkeypatch, capsys):
     return run
 
 
-def test_lines_of_a_file(parse, ids, tmp_path, capsys):
-    line = {"token_ids": ids, "tools": TOOLS}
-    _, expected = parse([*HERMES, "--jsonl"], line)
-    file = tmp_path / "answers.jsonl"
-    file.write_text(json.dumps(line) + "\n")
-    assert main([*HERMES, "--jsonl", str(file)]) == 0
-    assert capsys.readouterr().out.splitlines() == expected
-    assert main([*HERMES, "--jsonl", str(tmp_path / "nowhere")]) == 2
-
-
 def test_a_line_an_answer(parse, ids):
     whole = {"token_ids": ids, "cuts": [len(ids)], "finish_reason": "stop", "tools": TOOLS}
     single = {"token_ids": ids, "tools": [TOOLS[0]["function"]]}
@@ -85,12 +75,6 @@ def test_the_prompt_opened_the_thinking(parse):
         "tool_calls": [],
         "finish_reason": "length",
     }
-
-
-def test_without_tools_no_call_is_unknown(parse, ids):
-    _, answers = parse([*HERMES, "--jsonl"], {"token_ids": ids}, {"token_ids": ids, "tools": []})
-    outcomes = [json.loads(answer)["tool_calls"][0]["outcome"] for answer in answers]
-    assert outcomes == ["valid", "unknown_tool"]
 
 
 @pytest.mark.parametrize(
@@ -123,25 +107,6 @@ def test_raw_text_shows_events_and_message(parse, tmp_path):
     assert "ToolCallStart(index=0, id='call_0', name='f')" in lines
     message = json.loads("\n".join(lines[lines.index("{") :]))
     assert message["tool_calls"][0]["arguments"] == '{"a": 1}'
-
-
-def test_parse_shows_tokens_phases_and_the_original_text(parse):
-    _, lines = parse(HERMES, CALL.replace("1}}", "1,}}"))
-    assert lines[0] == "   2042  '<think>'  reasoning"
-    assert "   2044  '<tool_call>'  tool_call" in lines
-    (end,) = (line for line in lines if line.startswith("ToolCallEnd"))
-    assert "written='{\"a\": 1,}'" in end
-    assert "call 0: f: valid" in lines
-
-
-def test_a_captured_answer_comes_from_a_file(parse, ids, tmp_path):
-    raw, captured = tmp_path / "answer.txt", tmp_path / "answer.json"
-    raw.write_text(CALL + "<|im_end|>")
-    captured.write_text(json.dumps({"token_ids": ids, "cuts": [len(ids)]}))
-    shown = [parse([str(path), *HERMES])[1] for path in (raw, captured)]
-    messages = [lines[lines.index("{") :] for lines in shown]
-    assert messages[0] == messages[1]
-    assert len(shown[0]) > len(shown[1]), "events of one step are joined"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import count
 from pathlib import Path
 
@@ -96,6 +97,12 @@ def test_only_the_first_call_when_not_parallel(vocabulary):
     call = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
     events = run(build(vocabulary, "hermes", parallel=False), vocabulary.encode(call * 2))
     assert [event.index for event in events] == [0, 0, 0]
+
+
+def test_the_id_of_a_mistral_call_is_one_that_mistral_common_takes_back(vocabulary):
+    text = '[TOOL_CALLS]weather[ARGS]{"city": "Oslo"}'
+    (start, *_) = run(build(vocabulary, "mistral", new_id=None), vocabulary.encode(text))
+    assert re.fullmatch("[a-zA-Z0-9]{9}", start.id)
 
 
 def test_an_unknown_name_lists_the_names(vocabulary):

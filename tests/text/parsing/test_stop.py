@@ -67,10 +67,6 @@ def test_only_stops_that_end_after_the_switch_count(text, stops, start, cut):
     assert ("".join(out), matcher.stopped) == (text[:at], stop)
 
 
-def test_a_whole_stop_is_found_where_a_longer_one_that_began_before_it_stays_open():
-    assert read(["ab"], ["abcX", "b"], include=False) == ("a", "b")
-
-
 def begin(*stops: str) -> tuple[StopText, list[str]]:
     """A matcher, and the pieces of text that it has passed on."""
     out: list[str] = []
@@ -89,20 +85,6 @@ def test_text_is_passed_on_at_once_up_to_a_stop_or_its_beginning(stop, text, pas
     matcher, out = begin(stop)
     matcher.text(text)
     assert (out, matcher.stopped) == (passed, stopped)
-
-
-@pytest.mark.parametrize(
-    ("pieces", "wanted", "found"),
-    [
-        (["abcd"], ["abcX", "b", "bcd"], ("a", "b")),
-        (["zzab", "cX"], ["abcX", "b"], ("zz", "abcX")),
-        (["zzab", "cY"], ["abcX", "b"], ("zza", "b")),
-        (["zzab"], ["abcX", "b"], ("zza", "b")),
-        (["ab"], ["abc", "ab"], ("", "ab")),
-    ],
-)
-def test_of_stops_that_tie_the_first_and_of_those_the_shortest_counts(pieces, wanted, found):
-    assert read(pieces, wanted, include=False) == found
 
 
 def test_empty_text_is_not_passed_on():
@@ -142,13 +124,6 @@ def test_length_is_bounded_and_the_rule_is_said():
     assert read_stops("x" * MAX_STOP_CHARS) == ("x" * MAX_STOP_CHARS,)
     with pytest.raises(InvalidRequest, match=f"at most {MAX_STOP_CHARS} characters.*400000"):
         read_stops(["ok", "x" * 400_000])
-
-
-def test_the_longest_stops_are_prepared_in_linear_time():
-    wanted = tuple(chr(97 + at) + "a" * (MAX_STOP_CHARS - 1) for at in range(16))
-    began = time.process_time()
-    StopText(wanted, lambda text: None)
-    assert time.process_time() - began < 1
 
 
 def test_a_marker_is_text_of_its_own():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -46,14 +45,6 @@ def natural() -> str:
 def test_natural_text_gets_the_same_tokens_in_windows(tokenizer, small):
     text = natural() + "漢字 über 😀" * 200 + "<|im_end|>\n<think>" * 50
     assert TextEncoder(tokenizer).encode(text, True) == tokenizer.encode(text).ids
-
-
-def test_text_that_is_tokenized_whole_has_the_same_tokens(tokenizer):
-    text = natural() + "漢字 über 😀" * 200 + "<|im_end|>\n<think>" * 50
-    assert len(text) < encoding.WHOLE
-    for special in (True, False):
-        expected = tokenizer.encode(text, add_special_tokens=special).ids
-        assert TextEncoder(tokenizer).encode(text, special) == expected
 
 
 @pytest.mark.parametrize("piece", ["a", " ", "\n", "漢", "😀", "-=", "ab c", "<|im_end|>"])
@@ -111,15 +102,6 @@ def test_the_parts_of_a_prompt_are_counted_together(tokenizer):
     assert not refused.value.exact
 
 
-def test_too_long_is_found_after_a_window_or_two(tokenizer, monkeypatch):
-    encoder = TextEncoder(tokenizer)
-    encoder.token_bytes = None
-    began = time.process_time()
-    with pytest.raises(PromptTooLong):
-        encoder.encode("x" * 8_000_000, False, RenderLimits(max_tokens=2048))
-    assert time.process_time() - began < 2
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("bounded", [True, False])
 def test_one_end_is_read_alone(tokenizer, small, side, bounded):
@@ -135,27 +117,6 @@ def test_nobody_waits_any_more(tokenizer):
     limits.ended.set()
     with pytest.raises(RenderingCancelled):
         TextEncoder(tokenizer).encode("a " * 50_000, False, limits)
-
-
-def test_other_threads_run_meanwhile(tokenizer):
-    text, gaps, done = natural() * 2, [], threading.Event()
-
-    def watch() -> None:
-        last = time.perf_counter()
-        while not done.is_set():
-            time.sleep(0.001)
-            now = time.perf_counter()
-            gaps.append(now - last)
-            last = now
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    began = time.perf_counter()
-    TextEncoder(tokenizer).encode(text, False)
-    spent = time.perf_counter() - began
-    done.set()
-    thread.join()
-    assert max(gaps) < max(0.25, spent / 3)
 
 
 def test_memory_is_bounded():
