@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from .tree import ROOMS, Tree
 
 LINES = {
-    "server": 21_750,
+    "server": 21_740,
     "engine": 23_850,
-    "observability": 4_700,
+    "observability": 4_680,
     "features": 12_430,
-    "text": 13_500,
+    "text": 13_450,
     "lab": 15_930,
     "src": 100,
-    "tests": 77_320,
+    "tests": 74_720,
     "scripts": 2_330,
     "deploy": 1_150,
     "docs": 200,
