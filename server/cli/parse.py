@@ -14,7 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, Literal, TypeVar
+
+import msgspec
 
 from eaglegate.text.events import FinishReason, ParserEvent, Phase
 from eaglegate.text.parsing.answer import make_parser
@@ -33,7 +35,20 @@ _FINISH = {"tool_calls": FinishReason.STOP, "abort": FinishReason.LENGTH} | {
     reason.value: reason for reason in FinishReason
 }
 """The engine's finish reasons by the names in captures; an aborted answer counts as cut."""
-_STARTS = {Phase.CONTENT.value, Phase.REASONING.value}
+Kind = TypeVar("Kind")
+Count = Annotated[int, msgspec.Meta(ge=0)]
+OfferedTools = list[dict[str, Any]]
+
+
+class Line(msgspec.Struct):
+    """One line of ``--jsonl``, as docs/parsers.md describes it."""
+
+    token_ids: list[Count]
+    cuts: list[Count] | None = None
+    finish_reason: Literal["stop", "length", "tool_calls", "abort"] | None = None
+    starts_in: Literal["content", "reasoning"] | None = None
+    tools: OfferedTools | None = None
+    stop: list[Annotated[str, msgspec.Meta(min_length=1)]] | None = None
 
 
 class InvalidLine(ValueError):
@@ -56,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
     options = _make_argument_parser().parse_args(argv)
     try:
         vocabulary = Vocabulary.from_directory(Path(options.tokenizer))
-        tools = _read_tools(options.tools)
+        tools = options.tools and _read(Path(options.tools).read_bytes(), OfferedTools)
         _check_names(options)
         if not options.jsonl:
             return _parse_answer(vocabulary, options, tools)
@@ -78,7 +93,7 @@ def _make_argument_parser() -> argparse.ArgumentParser:
     parser.add_argument("--tool-call-parser", help=", ".join(tool_parser_names()))
     parser.add_argument("--reasoning-parser", help=", ".join(reasoning_parser_names()))
     parser.add_argument("--tools", help="JSON file with the tools offered, as in the API")
-    parser.add_argument("--starts-in", choices=sorted(_STARTS), default="content")
+    parser.add_argument("--starts-in", choices=("content", "reasoning"), default="content")
     parser.add_argument("--finish-reason", choices=sorted(_FINISH), default="stop")
     parser.add_argument(
         "--jsonl", action="store_true", help="read one JSON object per line (docs/parsers.md)"
@@ -90,10 +105,6 @@ def _check_names(options: argparse.Namespace) -> None:
     reasoning_format(options.reasoning_parser)
     if options.tool_call_parser:
         tool_format(options.tool_call_parser)
-
-
-def _read_tools(path: str | None) -> list[Mapping[str, Any]] | None:
-    return _check_tools(json.loads(Path(path).read_text(encoding="utf-8"))) if path else None
 
 
 def _parse_answer(vocabulary: Vocabulary, options: argparse.Namespace, offered_tools: Any) -> int:
@@ -178,56 +189,30 @@ def _fold_message(parser: Parser, line: ParseJob, events: list[ParserEvent]) -> 
     }
 
 
-def _read_line(text: bytes, offered_tools: Any, size: int) -> ParseJob:
-    try:
-        fields = json.loads(text)
-    except ValueError as error:
-        raise InvalidLine(f"must be one JSON object: {error}") from None
-    if not isinstance(fields, dict):
-        raise InvalidLine("must be a JSON object")
-    ids = _read_integers(fields, "token_ids")
+def _read_line(text: bytes, offered_tools: OfferedTools | None, size: int) -> ParseJob:
+    line = _read(text, Line)
+    ids, cuts = line.token_ids, line.cuts or []
     if ids and max(ids) >= size:
         raise InvalidLine(f"token_ids must be below {size}, the tokenizer's size, not {max(ids)}")
-    starts = _read_choice(fields, "starts_in", _STARTS, "content")
-    finish = _FINISH[_read_choice(fields, "finish_reason", set(_FINISH), "stop")]
-    tools = _check_tools(fields["tools"]) if fields.get("tools") is not None else offered_tools
-    return ParseJob(_split_steps(ids, fields), finish, Phase(starts), tools, _read_stop(fields))
-
-
-def _split_steps(ids: list[int], fields: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
-    """Divide ``ids`` into steps. Tokens beyond ``cuts`` form one step each."""
-    cuts = _read_integers(fields, "cuts") if fields.get("cuts") is not None else []
     if sum(cuts) > len(ids):
         raise InvalidLine(f"cuts add up to {sum(cuts)}, token_ids has only {len(ids)}")
-    remainder = iter(ids)
-    return tuple(tuple(islice(remainder, size)) for size in cuts + [1] * (len(ids) - sum(cuts)))
+    remainder = iter(ids)  # tokens beyond the cuts form one step each
+    sizes = cuts + [1] * (len(ids) - sum(cuts))
+    return ParseJob(
+        tuple(tuple(islice(remainder, size)) for size in sizes),
+        _FINISH[line.finish_reason or "stop"],
+        Phase(line.starts_in or "content"),
+        offered_tools if line.tools is None else line.tools,
+        tuple(line.stop or ()),
+    )
 
 
-def _read_integers(fields: Mapping[str, Any], key: str) -> list[int]:
-    values = fields.get(key)
-    if not isinstance(values, list) or not all(type(v) is int and v >= 0 for v in values):
-        raise InvalidLine(f"{key} must be a list of integers, 0 or more")
-    return values
-
-
-def _read_choice(fields: Mapping[str, Any], key: str, choices: set[str], default: str) -> str:
-    value = fields.get(key) or default
-    if value not in choices:
-        raise InvalidLine(f"{key} must be one of {', '.join(sorted(choices))}, not {value!r}")
-    return str(value)
-
-
-def _read_stop(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    stop = fields.get("stop") or []
-    if not isinstance(stop, list) or not all(isinstance(item, str) and item for item in stop):
-        raise InvalidLine("stop must be a list of strings that are not empty")
-    return tuple(stop)
-
-
-def _check_tools(tools: Any) -> list[Mapping[str, Any]]:
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise InvalidLine("tools must be a list of objects")
-    return tools
+def _read(text: bytes, kind: type[Kind]) -> Kind:
+    """Read JSON of this type. Raises InvalidLine."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidLine(str(error)) from None
 
 
 if __name__ == "__main__":

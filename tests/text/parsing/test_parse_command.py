@@ -80,16 +80,16 @@ def test_the_prompt_opened_the_thinking(parse):
 @pytest.mark.parametrize(
     ("line", "rule"),
     [
-        ("no json", "must be one JSON object"),
-        ("[]", "must be a JSON object"),
-        ({}, "token_ids must be a list of integers"),
-        ({"token_ids": [1, True]}, "token_ids must be a list of integers"),
+        ("no json", "malformed"),
+        ("[]", "Expected `object`"),
+        ({}, "missing required field `token_ids`"),
+        ({"token_ids": [1, True]}, "Expected `int`, got `bool` - at `$.token_ids[1]`"),
         ({"token_ids": [999_999_999]}, "must be below"),
         ({"token_ids": [1], "cuts": [2]}, "cuts add up to 2, token_ids has only 1"),
-        ({"token_ids": [], "finish_reason": "tired"}, "finish_reason must be one of"),
-        ({"token_ids": [], "starts_in": "middle"}, "starts_in must be one of"),
-        ({"token_ids": [], "tools": {}}, "tools must be a list of objects"),
-        ({"token_ids": [], "stop": "x"}, "stop must be a list of strings"),
+        ({"token_ids": [], "finish_reason": "tired"}, "at `$.finish_reason`"),
+        ({"token_ids": [], "starts_in": "middle"}, "at `$.starts_in`"),
+        ({"token_ids": [], "tools": {}}, "at `$.tools`"),
+        ({"token_ids": [], "stop": "x"}, "at `$.stop`"),
     ],
 )
 def test_a_bad_line_says_why_and_the_others_go_on(parse, line, rule):
