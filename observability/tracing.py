@@ -54,7 +54,9 @@ class OpenTelemetry:
         route = exchange.path if name_api(exchange.path) != OTHER else ""
         exchange.span = self._tracer.start_span(
             f"{exchange.method} {route}".strip(),
-            context=self._context.extract(_decode_headers(headers)),
+            context=self._context.extract(
+                {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+            ),
             kind=SpanKind.SERVER,
             attributes={
                 "http.request.method": exchange.method,
@@ -99,10 +101,6 @@ class OpenTelemetry:
 
     def _to_ns(self, seconds: float) -> int:
         return self._epoch_ns + int(seconds * 1e9)
-
-
-def _decode_headers(headers: RawHeaders) -> dict[str, str]:
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
 
 
 def make_attributes(record: RequestRecord) -> dict[str, Any]:

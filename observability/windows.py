@@ -16,7 +16,6 @@ from eaglegate.engine.totals import Totals
 from eaglegate.observability.labels import NO_KEY, TEXT, Labels, TelemetrySettings
 from eaglegate.observability.observation import DecodeProgress, RequestRecord, SliceNames
 from eaglegate.observability.sequence import PhaseShare
-from eaglegate.text.events import Phase
 
 BUCKETS = 30
 FAILED = (Ending.TIMEOUT, Ending.ENGINE)
@@ -167,7 +166,11 @@ class SliceWindows:
         count = WindowSums(len(records), failed=num_failed, started=len(waits), waited_s=sum(waits))
         for window in self._select_windows(slices):
             window.add(count, now)
-        phases = Counter(phase for record in records for phase in _collect_phases(record))
+        phases = Counter(
+            phase
+            for record in records
+            for phase in {phase for choice in record.choices for phase in choice.phases}
+        )
         for phase, requests in phases.items():
             self._get_slice((PHASE, phase.value)).add(WindowSums(requests=requests), now)
 
@@ -198,8 +201,3 @@ class SliceWindows:
 
     def _make_window(self) -> SlidingWindow:
         return SlidingWindow(self._settings.window_s, self._settings.baseline_half_life_s)
-
-
-def _collect_phases(record: RequestRecord) -> frozenset[Phase]:
-    """Collect the phases of all choices."""
-    return frozenset().union(*(choice.phases for choice in record.choices))

@@ -24,7 +24,7 @@ A message states the rule, the given value and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import ceil
 from typing import Any
 
@@ -294,10 +294,6 @@ def from_engine(error: EngineError) -> GatewayError:
     raise TypeError(f"not an engine error: {type(error).__name__}")
 
 
-def _from_rejection(error: EngineError) -> GatewayError:
-    return InvalidRequest(str(error), param=getattr(error, "param", None))
-
-
 def _from_overload(error: EngineError) -> GatewayError:
     delay_s = getattr(error, "retry_after_s", None)
     return TooManyRequests(str(error), code="engine_overloaded", retry_after_s=delay_s or 1)
@@ -307,23 +303,15 @@ def _from_failure(error: EngineError) -> GatewayError:
     return GatewayError(str(error), code="generation_failed")
 
 
-def _from_quarantine(error: EngineError) -> GatewayError:
-    return GatewayError(str(error), code="request_quarantined")
-
-
-def _from_death(_error: EngineError) -> GatewayError:
-    return Unavailable(
+_ENGINE_ERRORS: Mapping[type, Callable[[Any], GatewayError]] = {
+    RequestRejected: lambda error: InvalidRequest(str(error), param=error.param),
+    EngineOverloaded: _from_overload,
+    EngineFailed: _from_failure,
+    RequestQuarantined: lambda error: GatewayError(str(error), code="request_quarantined"),
+    EngineDead: lambda _: Unavailable(
         "The engine stopped while running this request; try again.",
         code="engine_dead",
         retry_after_s=5,
-    )
-
-
-_ENGINE_ERRORS = {
-    RequestRejected: _from_rejection,
-    EngineOverloaded: _from_overload,
-    EngineFailed: _from_failure,
-    RequestQuarantined: _from_quarantine,
-    EngineDead: _from_death,
+    ),
     EngineError: _from_failure,
 }

@@ -131,9 +131,14 @@ class Workers(MetricGroup):
             "worker_findings",
             "1 for each fault that the start-up probe or an audit found in a worker, by part of it",
             ("kind",),
-            _read_findings,
+            lambda worker: {(finding.kind.value,): 1.0 for finding in worker.findings},
         )
-        self._add("worker_state", "1 for the state a worker is in", ("state",), _read_states)
+        self._add(
+            "worker_state",
+            "1 for the state a worker is in",
+            ("state",),
+            lambda worker: {(state.value,): float(worker.state is state) for state in WorkerState},
+        )
         self._add(
             "worker_requests_running", "Requests in a worker now", (), lambda w: {(): w.running}
         )
@@ -184,14 +189,6 @@ class Workers(MetricGroup):
             return _sum_by_worker(self.scope.workers(), cells)
 
         self.computed_metric(name, help_, ("worker", *labels), read)
-
-
-def _read_findings(worker: WorkerStatus) -> LabelledValues:
-    return {(finding.kind.value,): 1.0 for finding in worker.findings}
-
-
-def _read_states(worker: WorkerStatus) -> LabelledValues:
-    return {(state.value,): float(worker.state is state) for state in WorkerState}
 
 
 def _read_counter(part: str) -> Callable[[WorkerStatus], LabelledValues]:

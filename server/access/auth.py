@@ -203,7 +203,8 @@ class AuthMiddleware:
             key,
             timeout_s,
             session=headers.get(self._gateway.settings.session_header.lower()) or None,
-            client=_client_network(scope),
+            # A client can own the whole /64 network of its IPv6 address.
+            client=group_address(str((scope.get("client") or ("", 0))[0])),
             chose_timeout=chose_timeout,
             workload=headers.get(WORKLOAD_HEADER),
             charge=self._open_charge(key),
@@ -354,13 +355,6 @@ def _read_key(headers: RequestHeaders) -> str | None:
     if len(keys) > 1:
         raise Unauthenticated("'authorization' and 'x-api-key' hold different API keys.")
     return keys.pop() if keys else None
-
-
-def _client_network(scope: Scope) -> str:
-    """Return the peer's IPv4 address or its /64 network of IPv6, which one client can own
-    entirely.
-    """
-    return group_address(str((scope.get("client") or ("", 0))[0]))
 
 
 def _limit_duration(receive: Receive, seconds: float) -> Receive:

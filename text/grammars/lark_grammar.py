@@ -302,18 +302,6 @@ def _node(kind: Any, value: Any, flags: int) -> Node:
     return make(value, flags)
 
 
-def _literal(code: Any, flags: int) -> Node:
-    return char(code, bool(flags & sre.SRE_FLAG_IGNORECASE))
-
-
-def _not_literal(code: Any, flags: int) -> Node:
-    return other_than(char(code, bool(flags & sre.SRE_FLAG_IGNORECASE)))
-
-
-def _any(_: Any, flags: int) -> Node:
-    return other_than(chars([])) if flags & sre.SRE_FLAG_DOTALL else other_than(LINE_BREAK)
-
-
 def _set(items: Any, flags: int) -> Node:
     is_negated = items[0][0] is sre.NEGATE
     ranges = [
@@ -333,10 +321,6 @@ def _members(kind: Any, value: Any) -> Chars:
     return chars([value]) if kind is sre.RANGE else char(value)
 
 
-def _branch(value: Any, flags: int) -> Node:
-    return Choice(tuple(_sequence(option, flags) for option in value[1]))
-
-
 def _group(value: Any, flags: int) -> Node:
     _, new_flags, old_flags, items = value
     return _sequence(items, (flags | new_flags) & ~old_flags)
@@ -350,11 +334,13 @@ def _repeat(value: Any, flags: int) -> Node:
 
 
 _MAKERS: dict[Any, Callable[[Any, int], Node]] = {
-    sre.LITERAL: _literal,
-    sre.NOT_LITERAL: _not_literal,
-    sre.ANY: _any,
+    sre.LITERAL: lambda code, flags: char(code, bool(flags & sre.SRE_FLAG_IGNORECASE)),
+    sre.NOT_LITERAL: lambda code, flags: other_than(
+        char(code, bool(flags & sre.SRE_FLAG_IGNORECASE))
+    ),
+    sre.ANY: lambda _, flags: other_than(chars([]) if flags & sre.SRE_FLAG_DOTALL else LINE_BREAK),
     sre.IN: _set,
-    sre.BRANCH: _branch,
+    sre.BRANCH: lambda value, flags: Choice(tuple(_sequence(option, flags) for option in value[1])),
     sre.SUBPATTERN: _group,
     sre.MAX_REPEAT: _repeat,
     sre.MIN_REPEAT: _repeat,

@@ -545,8 +545,9 @@ def _inside(schema: Mapping[str, Any], value: Any) -> Iterator[tuple[Any, Any]]:
         prefix_items = schema.get("prefixItems")
         prefix_items = prefix_items if isinstance(prefix_items, list) else schema.get("items")
         prefix_items = prefix_items if isinstance(prefix_items, list) else []
-        for part in filter(_is_schema, schemas):
-            yield from ((part, part_value) for part_value in value)
+        for part in schemas:
+            if isinstance(part, dict):
+                yield from ((part, part_value) for part_value in value)
         yield from zip(prefix_items, value, strict=False)
 
 
@@ -567,7 +568,3 @@ def _members(schema: Mapping[str, Any], value: Mapping[str, Any]) -> Iterator[tu
         yield from ((members[name], value[name]) for name in value if name in members)
     for part in wildcards:
         yield from ((part, part_value) for part_value in value.values())
-
-
-def _is_schema(part: Any) -> bool:
-    return isinstance(part, dict)

@@ -156,14 +156,6 @@ def _read_action(item: Item) -> dict[str, Any]:
     return {name: value for name, value in members if name != "type" and value != {}}
 
 
-def _read_operation(item: Item) -> dict[str, Any]:
-    return _without_none(item["operation"])
-
-
-def _read_shell_output(item: Item) -> str:
-    return "\n".join(map(_read_chunk, item["output"]))
-
-
 def _read_chunk(chunk: Item) -> str:
     outcome = chunk.get("outcome") or {}
     ending = "timed out" if outcome.get("type") == "timeout" else f"exit {outcome.get('exit_code')}"
@@ -196,7 +188,7 @@ CLIENT_TOOLS: Mapping[str, ClientTool] = {
         },
         _write_shell,
         _read_action,
-        _read_shell_output,
+        lambda item: "\n".join(map(_read_chunk, item["output"])),
     ),
     "local_shell": ClientTool(
         "Runs a command on the user's machine.",
@@ -229,7 +221,7 @@ CLIENT_TOOLS: Mapping[str, ClientTool] = {
             "required": ["type", "path"],
         },
         _write_patch,
-        _read_operation,
+        lambda item: _without_none(item["operation"]),
         _read_patch_output,
     ),
 }

@@ -71,16 +71,12 @@ def read_items(
     for index, item in enumerate(items):
         path = f"{param}[{index}]"
         if isinstance(item, ItemReference):
-            out.append(_reference(item, path))
+            out.append({"type": REFERENCE, "id": item.id, "place": path})
         elif not _is_skipped(item, param, media.notices):
             members = _check_item(item, path, decrypt, media.in_message(newest[index]))
             out.append(_complete_item(members))
             media.paths[out[-1]["id"]] = path
     return out
-
-
-def _reference(item: ItemReference, path: str) -> dict[str, Any]:
-    return {"type": REFERENCE, "id": item.id, "place": path}
 
 
 def _speaker(item: InputItem) -> str:

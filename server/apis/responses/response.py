@@ -109,6 +109,7 @@ class ResponseBuilder:
     def response(self) -> dict[str, Any]:
         """Return the response in its current state."""
         open_item = [self._item.snapshot("in_progress")] if self._item else []
+        is_incomplete = self.status == "incomplete"
         body = {
             "id": self._job.id,
             "object": "response",
@@ -116,7 +117,7 @@ class ResponseBuilder:
             "completed_at": self._completed_at,
             "status": self.status,
             "error": self._error_object(),
-            "incomplete_details": self._incomplete(),
+            "incomplete_details": {"reason": "max_output_tokens"} if is_incomplete else None,
             **self._job.display.repeated,
             "store": self.stored and self._job.display.repeated["store"],
             "output": [*self._done, *open_item],
@@ -194,9 +195,6 @@ class ResponseBuilder:
         self.status = status
         self._finish = finish
         self._completed_at = int(time.time()) if status == "completed" else None
-
-    def _incomplete(self) -> dict[str, str] | None:
-        return {"reason": "max_output_tokens"} if self.status == "incomplete" else None
 
     def _error_object(self) -> dict[str, str] | None:
         if self._error is None:

@@ -286,12 +286,12 @@ def _read_arguments(marker: str, quotes: Quotes, context: ParsingContext) -> Sub
     return marker if marker == _CALL else (yield Until(delimiters, context.calls.write_json))
 
 
-def _make_mistral_id() -> str:
-    return "".join(secrets.choice(_ID_SIGNS) for _ in range(9))
-
-
 MISTRAL = ToolFormat(
-    (_CALL,), _read_mistral, (_ARGUMENTS, _CALL_ID), framing="", new_id=_make_mistral_id
+    (_CALL,),
+    _read_mistral,
+    (_ARGUMENTS, _CALL_ID),
+    framing="",
+    new_id=lambda: "".join(secrets.choice(_ID_SIGNS) for _ in range(9)),
 )
 
 _HERMES_FRAME = CallFrame(
