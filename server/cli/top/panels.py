@@ -137,21 +137,15 @@ def describe_engines(reading: GatewayReading) -> str:
 
 def list_states(reading: GatewayReading, baseline: GatewayReading | None = None) -> list[State]:
     """Return one line per component. Changes are relative to ``baseline``, an older reading."""
-    report, metrics = reading.speculation, reading.metrics
+    report = reading.speculation
     states = [
         State("admission", *_describe_admission(reading, baseline)),
         State("planner", _describe_planner(report["planner"], baseline)),
-        State("positions", _describe_positions(report["all"])),
-        State("fallback", _describe_fallback(report["all"])),
-        State("engines", *_describe_lives(reading)),
-        State("drafts", _describe_drafts(reading)),
-        State("canary", *_describe_canary(report.get("canary"))),
         *(State("worker", *_describe_worker(worker)) for worker in report["workers"]),
+        *(State("feature", text) for text in report["headlines"]),
+        *(State("problem", text, True) for text in report["problems"]),
     ]
-    if num_bytes := metrics.total("memory_bytes"):
-        states.append(State("memory", *_describe_memory(reading, num_bytes)))
-    states += [State("problem", text, True) for text in report["problems"]]
-    return [State(s.name, make_line_harmless(s.text), s.is_bad) for s in states if s.text]
+    return [State(s.name, make_line_harmless(s.text), s.is_bad) for s in states]
 
 
 def _describe_admission(
@@ -204,62 +198,6 @@ def _describe_planner(planner: Row | None, baseline: GatewayReading | None) -> s
     return f"{mode}; steps by depth {period}  {depths or NONE}; reasons {reasons or NONE}"
 
 
-def _describe_positions(all_: Row) -> str:
-    rates = all_["conditional_acceptance"]
-    text = "  ".join(f"{position}: {rate:.2f}" for position, rate in enumerate(rates, 1))
-    slope = all_["conditional_slope"]
-    drift = "" if slope is None else f"; slope {slope:+.3f} per position"
-    return f"acceptance given the position before  {text}{drift}" if rates else ""
-
-
-def _describe_fallback(all_: Row) -> str:
-    reasons = {name: share for name, share in all_["fallback_by_reason"].items() if share}
-    text = ", ".join(f"{name} {format_share(share)}" for name, share in reasons.items())
-    return f"{text} of decode steps" if text else ""
-
-
-def _describe_lives(reading: GatewayReading) -> tuple[str, bool]:
-    metrics = reading.metrics
-    words, is_bad = [], False
-    for name in reading.speculation["engines"]:
-        is_up = metrics.total("engine_up", engine=name)
-        starts = metrics.total("engine_starts_total", engine=name) or 0
-        if is_up is None:
-            continue
-        start_s = metrics.total("engine_start_seconds", engine=name)
-        words.append(
-            f"{name} {'up' if is_up else 'DOWN'}, {starts:.0f} start{'s' * (starts != 1)}, "
-            f"the last took {format_time(start_s)}"
-        )
-        is_bad = is_bad or not is_up
-    for cause, count in metrics.by("engine_losses_total", "cause").items():
-        words.append(f"lost by {cause} {count:.0f} times")
-        is_bad = True
-    for outcome, count in metrics.by("interrupted_requests_total", "outcome").items():
-        words.append(f"requests {outcome} {format_count(count)}")
-    return "; ".join(words), is_bad
-
-
-def _describe_drafts(reading: GatewayReading) -> str:
-    if not (draft := reading.speculation["draft"]):
-        return ""
-    swaps = reading.metrics.total("draft_swaps_total")
-    tokens = reading.metrics.by("draft_decode_tokens_total", "draft")
-    words = [f"{draft} serves", f"{swaps:.0f} exchanges" if swaps else ""]
-    words += [f"{name} made {format_count(n)} tokens" for name, n in tokens.items()]
-    return "; ".join(word for word in words if word)
-
-
-def _describe_canary(canary: Row | None) -> tuple[str, bool]:
-    if not canary:
-        return "", False
-    state = "running" if canary["running"] else canary["verdict"] or "stopped"
-    words = [f"{canary['kind']} {canary['candidate']} against {canary['control']}: {state}"]
-    words.append(f"{canary['blocks']} of {canary['max_blocks']} blocks")
-    words += [evidence["text"] for evidence in canary["evidence"]]
-    return "; ".join(words), state in ("roll back", "failed")
-
-
 def _describe_worker(worker: Row) -> tuple[str, bool]:
     length = worker["acceptance_length"]
     words = [
@@ -268,39 +206,20 @@ def _describe_worker(worker: Row) -> tuple[str, bool]:
         f"{worker['running']} running, {format_count(sum(worker['requests'].values()))} served",
         f"{worker['retried'] + worker['continued']} moved away",
         "" if length is None else f"acceptance {length:.2f}",
-        *(f"{finding['kind']}: {finding['text']}" for finding in worker["findings"]),
     ]
-    is_faulty = worker["state"] != "serving" or bool(worker["findings"])
-    return "; ".join(word for word in words if word), is_faulty
-
-
-def _describe_memory(reading: GatewayReading, num_bytes: float) -> tuple[str, bool]:
-    limit = reading.metrics.total("memory_limit_bytes")
-    shedding = bool(reading.metrics.total("memory_shedding"))
-    suffix = f" of {limit / 2**30:.1f}" if limit else ""
-    refusing = "; refusing new work" if shedding else ""
-    return f"{num_bytes / 2**30:.1f}{suffix} GiB{refusing}", shedding
-
-
-def _read_drift(row: Row) -> str:
-    return format_drift(row["against_baseline"])
+    return "; ".join(word for word in words if word), worker["state"] != "serving"
 
 
 SLICE_COLUMNS: Mapping[str, Callable[[Row], str]] = {
     "requests": lambda row: format_count(row["requests"]),
     "tokens": lambda row: format_count(row["tokens"]),
     "acceptance": lambda row: format_number(row["acceptance_length"]),
-    "drift": _read_drift,
+    "drift": lambda row: format_drift(row["against_baseline"]),
     "fallback": lambda row: format_share(row["fallback_ratio"]),
     "TPOT": lambda row: format_time(row["tpot_s"]),
     "TTFT": lambda row: format_time(row["ttft_s"]),
     "failed": lambda row: format_count(row["failed"]),
 }
-
-
-def list_kinds(reading: GatewayReading) -> list[str]:
-    """Return the kinds of slices: workload first, then in the gateway's order."""
-    return sorted(reading.speculation["slices"], key=lambda kind: kind != "workload")
 
 
 def list_slices(reading: GatewayReading, kind: str) -> Table:
@@ -355,7 +274,7 @@ def format_plain(reading: GatewayReading, baseline: GatewayReading | None = None
     yield ""
     for state in list_states(reading, baseline):
         yield f"{state.name:10} {'! ' * state.is_bad}{state.text}"
-    for kind in list_kinds(reading):
+    for kind in sorted(reading.speculation["slices"], key=lambda kind: kind != "workload"):
         yield from _format_table(list_slices(reading, kind))
     for name in LISTS:
         yield from _format_table(list_requests(reading, name))
