@@ -44,16 +44,12 @@ def check(
         *inspection.obstacles,
         *refusals,
         *excess,
-        *gateway_plan.unknown,
-        *check_port(gateway_plan),
     ]
     lines = ["engine", *align(inspection.facts)]
     lines += ["", "speculation", *format_speculation(inspection.draft)]
     if plan.speculative_config:
         lines += ["", "inside vllm serve, without a gateway", *align(format_pod(plan))]
-    lines += ["", "parsers", *align(gateway_plan.parsers), *format_settings(gateway_plan)]
-    lines += ["", *conclude(stops, remarks)]
-    return CheckReport("\n".join(lines), 1 if stops else 0)
+    return conclude(lines, gateway_plan, stops, remarks)
 
 
 def format_pod(plan: EnginePlan) -> dict[str, str]:
@@ -75,12 +71,7 @@ def check_workers(
 ) -> CheckReport:
     """Check a gateway without an engine of its own by querying its workers."""
     failures = [str(answer) for answer in workers.values() if isinstance(answer, EngineStartError)]
-    stops = [
-        *(failures if len(failures) == len(workers) else ()),
-        *gateway_plan.unknown,
-        *check_port(gateway_plan),
-    ]
-    remarks = [] if len(failures) == len(workers) else failures
+    stops, remarks = (failures, []) if len(failures) == len(workers) else ([], failures)
     versions = describe_versions(
         {
             address: answer.info.details.get(VERSION)
@@ -98,9 +89,7 @@ def check_workers(
     lines = ["model", *align(model)]
     for address, answer in workers.items():
         lines += ["", f"worker {address}", *_format_worker(answer)]
-    lines += ["", "parsers", *align(gateway_plan.parsers), *format_settings(gateway_plan)]
-    lines += ["", *conclude(stops, remarks)]
-    return CheckReport("\n".join(lines), 1 if stops else 0)
+    return conclude(lines, gateway_plan, stops, remarks)
 
 
 def _format_worker(answer: WorkerReport | EngineStartError) -> list[str]:
@@ -119,12 +108,6 @@ def _format_worker(answer: WorkerReport | EngineStartError) -> list[str]:
             **({"faults": f"{faults} (see the remarks)"} if faults else {}),
         }
     )
-
-
-def format_settings(plan: GatewayPlan) -> list[str]:
-    if not plan.settings:
-        return ["", "settings", "  all have their defaults (eaglegate serve --help)"]
-    return ["", "settings that differ from their defaults", *align(plan.settings)]
 
 
 def check_port(plan: GatewayPlan) -> Iterator[str]:
@@ -147,13 +130,21 @@ def align(facts: Mapping[str, str]) -> list[str]:
     return [f"  {name:<{width}}  {value}" for name, value in facts.items()]
 
 
-def conclude(stops: list[str], remarks: Sequence[str]) -> Iterator[str]:
-    if remarks:
-        yield "remarks"
-        yield from (f"  {text}" for text in remarks)
-        yield ""
-    if stops:
-        yield "The command line is valid. It cannot start here:"
-        yield from (f"  - {text}" for text in stops)
+def conclude(
+    lines: list[str], plan: GatewayPlan, stops: list[str], remarks: Sequence[str]
+) -> CheckReport:
+    """Add the gateway's part, and what would prevent a start."""
+    lines = [*lines, "", "parsers", *align(plan.parsers), ""]
+    if plan.settings:
+        lines += ["settings that differ from their defaults", *align(plan.settings), ""]
     else:
-        yield "Nothing found would stop it from starting here."
+        lines += ["settings", "  all have their defaults (eaglegate serve --help)", ""]
+    if remarks:
+        lines += ["remarks", *(f"  {text}" for text in remarks), ""]
+    stops = [*stops, *plan.unknown, *check_port(plan)]
+    if stops:
+        lines.append("The command line is valid. It cannot start here:")
+        lines += [f"  - {text}" for text in stops]
+    else:
+        lines.append("Nothing found would stop it from starting here.")
+    return CheckReport("\n".join(lines), 1 if stops else 0)

@@ -26,6 +26,7 @@ from eaglegate.server.apis.shared.fields import (
     TokenCount,
     Verbosity,
     call_tag,
+    tag_parts,
     type_of,
 )
 from eaglegate.server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS
@@ -37,20 +38,13 @@ def _tool_tag(value: Any) -> str:
     return "Hosted" if is_hosted else call_tag(value)
 
 
-def _part_tag(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    if isinstance(value, str):
-        return "Plain"
-    return _PARTS.get(kind, "Other") if isinstance(kind, str) else "Other"
-
-
 _PARTS = {"text": "Text", "refusal": "Refusal"}
 ChatPart = Annotated[
     Annotated[str, Tag("Plain")]
     | Annotated[TextPart, Tag("Text")]
     | Annotated[RefusalPart, Tag("Refusal")]
     | Annotated[OtherPart, Tag("Other")],
-    Discriminator(_part_tag),
+    tag_parts(_PARTS, "Plain"),
 ]
 ChatContent = str | Many[ChatPart] | None
 

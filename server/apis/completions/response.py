@@ -53,33 +53,6 @@ class CompletionDelta:
     def text(self) -> str:
         return "".join(self.texts)
 
-    def join(self, delta: CompletionDelta) -> None:
-        """Append a later delta in place, so that joining a whole answer takes linear time.
-
-        The lists of ``delta`` may become part of this object. Do not use ``delta`` afterwards.
-        """
-        self.texts += delta.texts
-        self.finish = delta.finish or self.finish
-        self.prompt_token_ids = self.prompt_token_ids or delta.prompt_token_ids
-        self.prompt_logprobs = self.prompt_logprobs or delta.prompt_logprobs
-        self.add_token_ids(delta.token_ids)
-        self.add_steps(delta.steps)
-        if self.logprobs is None:
-            self.logprobs = delta.logprobs
-        elif delta.logprobs is not None:
-            for name, values in delta.logprobs.items():
-                self.logprobs[name] += values
-
-    def add_token_ids(self, token_ids: Iterable[int] | None) -> None:
-        if token_ids is not None:
-            self.token_ids = self.token_ids or []
-            self.token_ids += token_ids
-
-    def add_steps(self, steps: list[dict[str, Any]] | None) -> None:
-        if steps is not None:
-            self.steps = self.steps or []
-            self.steps += steps
-
 
 @dataclass(slots=True)
 class CompletionWriter:
@@ -95,68 +68,65 @@ class CompletionWriter:
     def __post_init__(self) -> None:
         self.steps = StepWriter(self.context)
 
-    def piece(self, events: Iterable[Event]) -> CompletionDelta:
-        piece = CompletionDelta()
+    def write(self, events: Iterable[Event], delta: CompletionDelta) -> None:
+        """Add the events of a step to ``delta`` in place, so that a whole answer takes linear
+        time.
+        """
         for event in events:
             match event:
                 case ContentDelta(text):
-                    piece.texts.append(text)
+                    delta.texts.append(text)
                 case PromptEcho(token_ids, given):
-                    piece.join(self._prompt(token_ids, given))
+                    self._write_prompt(token_ids, given, delta)
                 case LogprobsDelta(positions):
                     ids = [position.chosen.token_id for position in positions]
-                    piece.join(CompletionDelta(logprobs=self._logprobs(ids, positions)))
+                    self._write_logprobs(ids, positions, delta)
                 case TokensDelta(token_ids):
-                    piece.add_token_ids(token_ids)
+                    delta.token_ids = delta.token_ids or []
+                    delta.token_ids += token_ids
                 case StepsDelta():
-                    piece.add_steps(self.steps.write(event))
+                    delta.steps = delta.steps or []
+                    delta.steps += self.steps.write(event)
                 case Finish():
-                    piece.finish = event
-        return piece
+                    delta.finish = event
 
-    def _prompt(
-        self, token_ids: tuple[int, ...], logprobs: Sequence[PositionLogprobs | None] | None
-    ) -> CompletionDelta:
-        piece = CompletionDelta()
+    def _write_prompt(
+        self,
+        token_ids: tuple[int, ...],
+        logprobs: Sequence[PositionLogprobs | None] | None,
+        delta: CompletionDelta,
+    ) -> None:
         if self.display.return_token_ids:
-            piece.prompt_token_ids = token_ids
+            delta.prompt_token_ids = token_ids
         if self.display.wants_prompt_logprobs:
-            piece.prompt_logprobs = list_prompt_logprobs(logprobs, self.context)
+            delta.prompt_logprobs = list_prompt_logprobs(logprobs, self.context)
         if self.display.echo:
-            pieces = self.context.pieces
-            text = b"".join(pieces[i] for i in token_ids).decode("utf-8", "replace")
-            piece.texts.append(text if self.prompt is None else self.prompt)
+            delta.texts.append(self.context.text(token_ids) if self.prompt is None else self.prompt)
             if logprobs is not None:
-                piece.logprobs = self._logprobs(token_ids, logprobs)
-        return piece
+                self._write_logprobs(token_ids, logprobs, delta)
 
-    def _logprobs(
-        self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None]
-    ) -> dict[str, list[Any]]:
-        out: dict[str, list[Any]] = {
-            "text_offset": [],
-            "token_logprobs": [],
-            "tokens": [],
-            "top_logprobs": [],
-        }
+    def _write_logprobs(
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[PositionLogprobs | None],
+        delta: CompletionDelta,
+    ) -> None:
+        if delta.logprobs is None:
+            names = ("text_offset", "token_logprobs", "tokens", "top_logprobs")
+            delta.logprobs = {name: [] for name in names}
+        out = delta.logprobs
         for token_id, position in zip(token_ids, positions, strict=True):
             text = self.context.token(token_id)
             out["text_offset"].append(self.offset)
             out["tokens"].append(text)
-            known_positions = () if position is None else (position,)
-            out["token_logprobs"].append(
-                next((logprob_value(p.chosen) for p in known_positions), None)
-            )
-            out["top_logprobs"].append(next((self._top(p) for p in known_positions), None))
+            out["token_logprobs"].append(position and logprob_value(position.chosen))
+            out["top_logprobs"].append(position and self._top(position))
             self.offset += len(text)
-        return out
 
     def _top(self, position: PositionLogprobs) -> dict[str, float]:
         alternatives = {self.context.token(t.token_id): logprob_value(t) for t in position.top}
-        chosen_token = position.chosen
-        return alternatives | {
-            self.context.token(chosen_token.token_id): logprob_value(chosen_token)
-        }
+        chosen = position.chosen
+        return alternatives | {self.context.token(chosen.token_id): logprob_value(chosen)}
 
 
 def _writers(job: Job, context: EncodingContext) -> list[CompletionWriter]:
@@ -224,7 +194,8 @@ class CompletionStream:
             events = events[1:]
         if len(events) == 1 and isinstance(events[0], ContentDelta):
             return self._heads[choice] + orjson.dumps(events[0].text) + self._plain
-        piece = self._writers[choice].piece(events)
+        piece = CompletionDelta()
+        self._writers[choice].write(events, piece)
         if piece.finish is not None:
             self._ends[choice] = piece.finish
         body = orjson.dumps([_choice(choice, piece, self._job, self._context)])
@@ -251,7 +222,7 @@ class CompletionFold:
 
     def add(self, choice: int, events: list[Event]) -> None:
         piece = self._pieces[choice]
-        piece.join(self._writers[choice].piece(events))
+        self._writers[choice].write(events, piece)
         if piece.finish is not None:
             self._ends[choice] = piece.finish
             choice_json = orjson.dumps(_choice(choice, piece, self._job, self._context))

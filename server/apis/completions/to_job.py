@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -18,6 +18,7 @@ from eaglegate.server.apis.shared.fields import (
     TokenId,
 )
 from eaglegate.server.apis.shared.to_job import (
+    check_token_ids,
     make_display,
     make_job,
     make_sampling,
@@ -132,16 +133,6 @@ def _max_tokens(request: CompletionRequest) -> int:
             param="max_tokens",
         )
     return DEFAULT_MAX_TOKENS if request.max_tokens is None else max(1, request.max_tokens)
-
-
-def check_token_ids(token_ids: Sequence[int], vocab_size: int | None, param: str) -> None:
-    for token_id in token_ids:
-        if vocab_size is not None and token_id >= vocab_size:
-            raise InvalidRequest(
-                f"'{param}' contains token id {token_id}; this model's token ids are below "
-                f"{vocab_size}.",
-                param=param,
-            )
 
 
 def _read_prompts(request: CompletionRequest, vocab_size: int | None) -> tuple[PromptSource, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, Tag, model_validator
 
 from eaglegate.server.apis.shared.fields import (
     KV_TRANSFER,
@@ -15,6 +15,7 @@ from eaglegate.server.apis.shared.fields import (
     OpenModel,
     RequestModel,
     SpeculationMetrics,
+    tag_parts,
 )
 from eaglegate.server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS
 from eaglegate.server.apis.shared.template import (
@@ -65,11 +66,6 @@ class ToolResultBlock(OpenModel):
     is_error: bool | None = None
 
 
-def _kind(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return _KINDS.get(kind, "Other") if isinstance(kind, str) else "Other"
-
-
 _KINDS = {
     "text": "Text",
     "thinking": "Thinking",
@@ -84,7 +80,7 @@ Block = Annotated[
     | Annotated[ToolUseBlock, Tag("Use")]
     | Annotated[ToolResultBlock, Tag("Result")]
     | Annotated[OtherBlock, Tag("Other")],
-    Discriminator(_kind),
+    tag_parts(_KINDS),
 ]
 
 

@@ -15,14 +15,13 @@ from eaglegate import __version__
 from eaglegate.server.access.caller import Caller, find_caller
 from eaglegate.server.apis.chat.request import ChatMessage, ChatTool
 from eaglegate.server.apis.chat.to_job import list_offered_tools, template_messages
-from eaglegate.server.apis.completions.to_job import check_token_ids
 from eaglegate.server.apis.shared.fields import Many, RequestModel, TokenId
 from eaglegate.server.apis.shared.gateway import Gateway
 from eaglegate.server.apis.shared.openapi import describe_body
 from eaglegate.server.apis.shared.request import parse, read_body
 from eaglegate.server.apis.shared.route import CallerOf, admit, count_prompt_tokens, render_prompt
 from eaglegate.server.apis.shared.template import MediaPolicy, own_template, template_kwargs
-from eaglegate.server.apis.shared.to_job import check_model
+from eaglegate.server.apis.shared.to_job import check_model, check_token_ids
 from eaglegate.server.errors import InvalidRequest, NotFound, speaks_anthropic
 from eaglegate.server.generation.job import Conversation, Prompt
 from eaglegate.server.generation.pipeline import Pipeline

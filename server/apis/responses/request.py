@@ -24,6 +24,7 @@ from eaglegate.server.apis.shared.fields import (
     ServiceTier,
     TextFormat,
     Verbosity,
+    tag_parts,
 )
 from eaglegate.server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS
 
@@ -51,11 +52,6 @@ class ItemTextPart(OpenModel):
     text: str
 
 
-def _part_tag(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return _PARTS.get(kind, "Other") if isinstance(kind, str) else "Other"
-
-
 _PARTS = dict.fromkeys(get_args(ItemTextPart.model_fields["type"].annotation), "Text") | {
     "refusal": "Refusal"
 }
@@ -63,7 +59,7 @@ ItemPart = Annotated[
     Annotated[ItemTextPart, Tag("Text")]
     | Annotated[RefusalPart, Tag("Refusal")]
     | Annotated[OtherPart, Tag("Other")],
-    Discriminator(_part_tag),
+    tag_parts(_PARTS),
 ]
 
 

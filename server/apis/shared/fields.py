@@ -277,6 +277,18 @@ def type_of(value: Any) -> Any:
     return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
 
 
+def tag_parts(tags: Mapping[str, str], text: str = "Other") -> Discriminator:
+    """Select a model by ``type``: Other for a type without a tag, and ``text`` for plain text."""
+
+    def find_tag(value: Any) -> str:
+        kind = type_of(value)
+        if isinstance(value, str):
+            return text
+        return tags.get(kind, "Other") if isinstance(kind, str) else "Other"
+
+    return Discriminator(find_tag)
+
+
 def call_tag(value: Any) -> str:
     return "Custom" if type_of(value) == "custom" else "Function"
 

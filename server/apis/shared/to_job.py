@@ -192,6 +192,7 @@ def make_sampling(
         )
     bias, allowed_ids, bad_words = request.logit_bias, request.allowed_token_ids, request.bad_words
     vocab_size = served_model.vocab_size
+    check_token_ids(allowed_ids or (), vocab_size, "allowed_token_ids")
     repetition = request.repetition_detection
     return Sampling(
         max_tokens=limit,
@@ -205,7 +206,7 @@ def make_sampling(
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
         logit_bias=_read_logit_bias(bias, vocab_size) if bias else {},
-        allowed_token_ids=_read_token_ids(allowed_ids, vocab_size) if allowed_ids else (),
+        allowed_token_ids=tuple(dict.fromkeys(allowed_ids or ())),
         bad_words=_read_bad_words(bad_words) if bad_words else (),
         thinking_token_budget=thinking_budget(request.thinking_token_budget, served_model),
         repetition=None if repetition is None else _read_repetition(repetition),
@@ -242,16 +243,15 @@ def thinking_budget(budget: int | None, served_model: ServedModel) -> int | None
     return budget
 
 
-def _read_token_ids(token_ids: Sequence[int], vocab_size: int | None) -> tuple[int, ...]:
-    """Return the token ids without duplicates. Raises InvalidRequest."""
-    invalid_id = next((t for t in token_ids if vocab_size is not None and t >= vocab_size), None)
-    if invalid_id is not None:
-        raise InvalidRequest(
-            f"'allowed_token_ids' contains token id {invalid_id}; this model's token ids are below "
-            f"{vocab_size}.",
-            param="allowed_token_ids",
-        )
-    return tuple(dict.fromkeys(token_ids))
+def check_token_ids(token_ids: Sequence[int], vocab_size: int | None, param: str) -> None:
+    """Raise InvalidRequest for the first id that the model does not have."""
+    for token_id in token_ids:
+        if vocab_size is not None and token_id >= vocab_size:
+            raise InvalidRequest(
+                f"'{param}' contains token id {token_id}; this model's token ids are below "
+                f"{vocab_size}.",
+                param=param,
+            )
 
 
 def _read_bad_words(words: Sequence[str]) -> tuple[str, ...]:
