@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from .tree import ROOMS, Tree
 
 LINES = {
-    "server": 21_740,
+    "server": 21_560,
     "engine": 23_850,
     "observability": 4_680,
     "features": 12_430,
-    "text": 13_450,
+    "text": 13_430,
     "lab": 15_930,
     "src": 100,
-    "tests": 74_720,
-    "scripts": 2_330,
+    "tests": 74_670,
+    "scripts": 2_120,
     "deploy": 1_150,
     "docs": 200,
     ".ci": 100,
