@@ -40,7 +40,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 OfferedTools = list[dict[str, Any]]
 
 
-class Line(msgspec.Struct):
+class ParseLine(msgspec.Struct):
     """One line of ``--jsonl``, as docs/parsers.md describes it."""
 
     token_ids: list[Count]
@@ -190,7 +190,7 @@ def _fold_message(parser: Parser, line: ParseJob, events: list[ParserEvent]) -> 
 
 
 def _read_line(text: bytes, offered_tools: OfferedTools | None, size: int) -> ParseJob:
-    line = _read(text, Line)
+    line = _read(text, ParseLine)
     ids, cuts = line.token_ids, line.cuts or []
     if ids and max(ids) >= size:
         raise InvalidLine(f"token_ids must be below {size}, the tokenizer's size, not {max(ids)}")
