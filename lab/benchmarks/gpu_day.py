@@ -136,8 +136,8 @@ SMALL = Scale(
     speeds_s=40.0,
     answers=32,
     shape=(
-        "--hidden-size=512", "--intermediate-size=1024", "--layers=16", "--heads=8", "--kv-heads=4",
-        "--device=cpu",
+        "--hidden-size=512", "--intermediate-size=1024", "--num-hidden-layers=16",
+        "--num-attention-heads=8", "--num-key-value-heads=4", "--device=cpu",
     ),
     large=("--max-model-len=4096", f"--kv-cache-memory-bytes={256 << 20}"),
     vllm=(f"--kv-cache-memory-bytes={256 << 20}", "--enforce-eager"),

@@ -150,13 +150,9 @@ def _unroll_todo(
     try:
         import torch
 
-        from eaglegate.lab.training.progress import Clock
-        from eaglegate.lab.training.unrolling import (
-            DraftHead,
-            TargetModel,
-            Trajectory,
-            unroll_answers,
-        )
+        from eaglegate.lab.training.optimiser import Clock
+        from eaglegate.lab.training.target import TargetModel
+        from eaglegate.lab.training.unrolling import DraftHead, Trajectory, unroll_answers
     except ImportError as error:
         raise CompareError(
             f"needs {error.name}: pip install '.[train]' in eaglegate's checkout"

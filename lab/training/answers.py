@@ -11,39 +11,31 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoTokenizer
 
+from eaglegate.lab.training.batches import group_by_length
 from eaglegate.lab.training.corpus import LAST
 from eaglegate.lab.training.data.conversation import LONG, SHORT, conversation
-from eaglegate.lab.training.data.render import answer_text, prompt_text
 from eaglegate.lab.training.data.source import Source
-from eaglegate.lab.training.progress import Clock
+from eaglegate.lab.training.data.turn import answer_text, prompt_text
+from eaglegate.lab.training.optimiser import Clock
 from eaglegate.lab.training.target import TargetModel
 
 SEED, SHORT_ANSWERS, LONG_ANSWERS = 101, 18_000, 500
 THINKING_SHARE = 0.9
 BATCH_TOKENS = 6_000
 MAX_TOKENS = 2_600
+Exchange = tuple[list[int], list[int]]
+"""Token ids of prompt and answer. With thinking off, the prompt contains the think block."""
 
 
-@dataclass(frozen=True)
-class Expected:
-    """Prompt and the generator's answer. With thinking off, the prompt contains the think block."""
-
-    prompt: list[int]
-    answer: list[int]
-
-    @property
-    def ids(self) -> list[int]:
-        return self.prompt + self.answer
-
-
-def make_expected_answers(tokenizer: Any, seed: int, short: int, long: int) -> Iterator[Expected]:
+def make_expected_answers(tokenizer: Any, seed: int, short: int, long: int) -> Iterator[Exchange]:
     source = Source(seed)
     kinds = (SHORT, SHORT, LAST)
     shapes = [kinds[i % len(kinds)] for i in range(short)]
@@ -55,33 +47,22 @@ def make_expected_answers(tokenizer: Any, seed: int, short: int, long: int) -> I
         texts = (prompt_part, think_block + body) if thinking else (prompt_part + think_block, body)
         prompt, answer = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
         if len(prompt) + len(answer) <= MAX_TOKENS:
-            yield Expected(prompt, answer)
-
-
-def group_by_length(items: Sequence[Expected]) -> Iterator[list[Expected]]:
-    """Yield groups of exchanges with similar lengths."""
-    group: list[Expected] = []
-    for item in sorted(items, key=lambda item: len(item.ids)):
-        if group and len(item.ids) * (len(group) + 1) > BATCH_TOKENS:
-            yield group
-            group = []
-        group.append(item)
-    if group:
-        yield group
+            yield prompt, answer
 
 
 @torch.inference_mode()
-def find_own_answers(target: TargetModel, group: list[Expected]) -> list[list[int]]:
+def find_own_answers(target: TargetModel, group: Sequence[Exchange]) -> list[list[int]]:
     """Return the target's greedy answers up to the first difference from the expected text."""
-    length = max(len(item.ids) for item in group)
-    padded_ids = [item.ids + [0] * (length - len(item.ids)) for item in group]
+    length = max(len(prompt) + len(answer) for prompt, answer in group)
+    padded_ids = [[*prompt, *answer] for prompt, answer in group]
+    padded_ids = [ids + [0] * (length - len(ids)) for ids in padded_ids]
     ids = torch.tensor(padded_ids, device=next(target.model.parameters()).device)
     _, hidden = target.states(ids, ())
     answers = []
-    for row, item in zip(hidden, group, strict=True):
-        start = len(item.prompt) - 1
-        predictions = target.logits(row[start : start + len(item.answer)]).argmax(-1).tolist()
-        answers.append(cut_at_difference(predictions, item.answer))
+    for row, (prompt, answer) in zip(hidden, group, strict=True):
+        start = len(prompt) - 1
+        predictions = target.logits(row[start : start + len(answer)]).argmax(-1).tolist()
+        answers.append(cut_at_difference(predictions, answer))
     return answers
 
 
@@ -100,24 +81,19 @@ def main() -> None:
     options = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(options.target)
     target = TargetModel.load(options.target, options.device, torch.bfloat16)
-    items = list(make_expected_answers(tokenizer, SEED, SHORT_ANSWERS, LONG_ANSWERS))
-    groups = list(group_by_length(items))
-    clock, num_complete = Clock(len(groups), 0), 0
-    draft_path = options.out.with_suffix(".new")
-    with draft_path.open("w", encoding="utf-8") as out:
-        for number, group in enumerate(groups, 1):
-            answers = find_own_answers(target, group)
-            for item, answer in zip(group, answers, strict=True):
-                num_complete += answer == item.answer
-                row = {"prompt_ids": item.prompt, "answer_ids": answer}
-                out.write(json.dumps(row) + "\n")
+    exchanges = list(make_expected_answers(tokenizer, SEED, SHORT_ANSWERS, LONG_ANSWERS))
+    lengths = np.array([len(prompt) + len(answer) for prompt, answer in exchanges])
+    groups = group_by_length(np.arange(len(lengths)), lengths, BATCH_TOKENS)
+    clock = Clock(len(groups))
+    new_path = options.out.with_suffix(".new")
+    with new_path.open("w", encoding="utf-8") as out:
+        for number, indices in enumerate(groups, 1):
+            group = [exchanges[index] for index in indices]
+            for (prompt, _), answer in zip(group, find_own_answers(target, group), strict=True):
+                out.write(json.dumps({"prompt_ids": prompt, "answer_ids": answer}) + "\n")
             if number % 20 == 0 or number == len(groups):
                 print(clock.describe(number), flush=True)
-    draft_path.replace(options.out)
-    print(
-        f"{len(items)} answers, {num_complete} of them as expected, the others cut at their "
-        "difference"
-    )
+    new_path.replace(options.out)
 
 
 if __name__ == "__main__":

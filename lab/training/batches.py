@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count, islice
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 
 SORTED_TOGETHER = 2048
+Document = tuple[np.ndarray, np.ndarray]
+"""Token ids, and a loss weight for each."""
 
 
 @dataclass(frozen=True)
@@ -21,20 +24,28 @@ class Corpus:
     ids: np.ndarray
     weights: np.ndarray
     lengths: np.ndarray
-    offsets: np.ndarray
+
+    @staticmethod
+    def join(documents: Iterable[Document]) -> Corpus:
+        ids, weights = zip(*documents, strict=True)
+        lengths = np.array([len(document) for document in ids])
+        return Corpus(np.concatenate(ids), np.concatenate(weights), lengths)
 
     @staticmethod
     def load(path: Path) -> Corpus:
         with np.load(path) as arrays:
-            ids, weights, lengths = arrays["ids"], arrays["weights"], arrays["lengths"]
-        return Corpus(ids, weights, lengths, np.concatenate([[0], np.cumsum(lengths)]))
+            return Corpus(arrays["ids"], arrays["weights"], arrays["lengths"])
 
-    @staticmethod
-    def join(parts: Sequence[Corpus]) -> Corpus:
-        lengths = np.concatenate([part.lengths for part in parts])
-        ids = np.concatenate([part.ids for part in parts])
-        weights = np.concatenate([part.weights for part in parts])
-        return Corpus(ids, weights, lengths, np.concatenate([[0], np.cumsum(lengths)]))
+    def save(self, path: Path) -> None:
+        np.savez(path, ids=self.ids, weights=self.weights, lengths=self.lengths)
+
+    @cached_property
+    def offsets(self) -> np.ndarray:
+        return np.concatenate([[0], np.cumsum(self.lengths)])
+
+    def __iter__(self) -> Iterator[Document]:
+        for start, end in zip(self.offsets, self.offsets[1:], strict=False):
+            yield self.ids[start:end], self.weights[start:end]
 
     def batch(self, documents: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return ids and weights, padded at the end: [documents, longest]."""
@@ -54,16 +65,15 @@ def epoch(corpus: Corpus, tokens: int, seed: int) -> list[np.ndarray]:
     order = generator.permutation(len(corpus.lengths))
     batches: list[np.ndarray] = []
     for start in range(0, len(order), SORTED_TOGETHER):
-        part = order[start : start + SORTED_TOGETHER]
-        part = part[np.argsort(corpus.lengths[part], kind="stable")]
-        batches += group_by_length(part, corpus.lengths[part], tokens)
+        batches += group_by_length(order[start : start + SORTED_TOGETHER], corpus.lengths, tokens)
     return [batches[i] for i in generator.permutation(len(batches))]
 
 
 def group_by_length(documents: np.ndarray, lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
-    """Split documents sorted by length into batches."""
+    """Sort documents by length and split them into batches. `lengths` are those of all."""
+    documents = documents[np.argsort(lengths[documents], kind="stable")]
     batches, start = [], 0
-    for end, length in enumerate(lengths):
+    for end, length in enumerate(lengths[documents]):
         if end > start and length * (end + 1 - start) > tokens:
             batches.append(documents[start:end])
             start = end

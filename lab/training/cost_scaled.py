@@ -10,17 +10,29 @@ and a target step has a realistic cost relative to the draft. Label results "cos
 from __future__ import annotations
 
 import argparse
-import json
+import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
-from eaglegate.lab.training.checkpoint import CONFIG, WEIGHTS, load_llama, save_target, write_json
-from eaglegate.lab.training.target import engine_default
+from eaglegate.lab.training.checkpoint import (
+    CONFIG,
+    DEMO,
+    GENERATION_CONFIG,
+    WEIGHTS,
+    copy_tokenizer,
+    dtype_name,
+    read_json,
+    save_tensors,
+    spread_layers,
+    write_json,
+)
 
-DEMO = Path(__file__).parents[2] / "engine" / "demo"
+LAYER = re.compile(r"(.*layers\.)(\d+)(\..*)")
 
 
 def cost_scaled_demo(
@@ -30,19 +42,47 @@ def cost_scaled_demo(
     out: Path,
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:
-    """Write `out/target`, and each draft under its own name with its layer numbers adjusted."""
-    model = load_llama(target)
-    save_target(model, target, out / "target", identity_layers, dtype)
-    layers = model.shape.num_hidden_layers
+    """Write `out/target`, and each draft under its own name with its layer numbers adjusted.
+
+    Raises ValueError if the layers cannot be spread evenly.
+    """
+    config = read_json(target / CONFIG)
+    layers = int(config["num_hidden_layers"])
+    if identity_layers % layers:
+        raise ValueError(
+            f"{identity_layers} identity layers cannot be spread over {layers} layers evenly"
+        )
+    total = layers + identity_layers
+    config["num_hidden_layers"] = total
+    config["cost_scaled"] = f"{identity_layers} identity layers: same function, higher cost"
+    config["torch_dtype"] = dtype_name(dtype)
+    tensors = insert_identity(load_file(target / WEIGHTS), total // layers, dtype)
+    save_tensors(tensors, config, out / "target")
+    copy_tokenizer(target, out / "target", (GENERATION_CONFIG,))
     for draft in drafts:
         folder = out / draft.name
         folder.mkdir(parents=True, exist_ok=True)
-        config = json.loads((draft / CONFIG).read_text())
-        source_layers = config.get("eagle_aux_hidden_state_layer_ids") or engine_default(layers)
-        spread = [layer * (layers + identity_layers) // layers for layer in source_layers]
-        config["eagle_aux_hidden_state_layer_ids"] = spread
-        write_json(folder / CONFIG, config)
+        write_json(folder / CONFIG, spread_layers(read_json(draft / CONFIG), layers, total))
         shutil.copy(draft / WEIGHTS, folder / WEIGHTS)
+
+
+def insert_identity(
+    tensors: Mapping[str, Tensor], copies: int, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Make `copies` of every layer; the outputs of all but the first are zero and add nothing."""
+    spread: dict[str, Tensor] = {}
+    for name, source in tensors.items():
+        tensor = source.to(dtype)
+        match = LAYER.fullmatch(name)
+        if match is None:
+            spread[name] = tensor
+            continue
+        prefix, number, suffix = match.groups()
+        is_output = suffix.endswith(("o_proj.weight", "down_proj.weight"))
+        for copy in range(copies):
+            key = f"{prefix}{int(number) * copies + copy}{suffix}"
+            spread[key] = torch.zeros_like(tensor) if is_output and copy else tensor.clone()
+    return spread
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -75,16 +76,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--draft-vocab", type=int, help="keep only this many tokens, the most frequent ones"
     )
-    parser.add_argument(
-        "--matrix-lr",
-        type=float,
-        help="learning rate of matrices (default: 0.02, a fifth with --init)",
-    )
-    parser.add_argument(
-        "--other-lr",
-        type=float,
-        help="learning rate of the rest (default: 0.001, a fifth with --init)",
-    )
     parser.add_argument("--seed", type=int, default=DraftRecipe.seed)
     parser.add_argument("--threads", type=int, help="number of CPU threads (default: all cores)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -120,8 +111,8 @@ def make_recipe(options: argparse.Namespace) -> DraftRecipe:
         steps=options.steps or steps,
         batch_tokens=options.batch_tokens,
         depths=options.depths,
-        matrix_lr=options.matrix_lr or scale * DraftRecipe.matrix_lr,
-        other_lr=options.other_lr or scale * DraftRecipe.other_lr,
+        matrix_lr=scale * DraftRecipe.matrix_lr,
+        other_lr=scale * DraftRecipe.other_lr,
         seed=options.seed,
     )
 
@@ -132,7 +123,7 @@ def train(options: argparse.Namespace) -> None:
         torch.set_num_threads(options.threads)
     target = TargetModel.load(options.target, options.device)
     tokenizer = AutoTokenizer.from_pretrained(options.target)
-    recent_corpus, *older_corpora = (
+    recent_corpus, *older = (
         load_exchanges(path, tokenizer, options.max_tokens, options.key_file)
         for path in (options.data, *(options.keep or ()))
     )
@@ -145,7 +136,7 @@ def train(options: argparse.Namespace) -> None:
         shape, target_ids = init.shape, init.target_ids
     recipe = make_recipe(options)
     data = DraftData(
-        recent_corpus, Corpus.join(older_corpora) if older_corpora else None, options.keep_share
+        recent_corpus, Corpus.join(chain(*older)) if older else None, options.keep_share
     )
     train_draft(target, shape, data, recipe, options.out, target_ids, options.device, init=init)
     print(f"saved {shape.method} draft in {options.out}")

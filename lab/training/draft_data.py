@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from eaglegate.lab.training.batches import Corpus
+from eaglegate.lab.training.batches import Corpus, Document
 
 MIN_ANSWER = 3
 """Shortest answer: a row needs two tokens after it to be judged."""
@@ -29,24 +29,20 @@ def load_exchanges(
     path: Path, tokenizer: Any, max_tokens: int, key_file: Path | None = None
 ) -> Corpus:
     """Load all exchanges of at most `max_tokens`; weight 1 marks the answer's tokens."""
-    ids: list[np.ndarray] = []
-    weights: list[np.ndarray] = []
+    documents: list[Document] = []
     num_skipped = 0
     for prompt, answer in read(path, tokenizer, key_file):
         if len(prompt) + len(answer) > max_tokens or len(answer) < MIN_ANSWER or not prompt:
             num_skipped += 1
             continue
-        ids.append(np.array([*prompt, *answer], np.int32))
-        weights.append(np.repeat(np.array([0, 1], np.float16), [len(prompt), len(answer)]))
-    if not ids:
+        weights = np.repeat(np.array([0, 1], np.float16), [len(prompt), len(answer)])
+        documents.append((np.array([*prompt, *answer], np.int32), weights))
+    if not documents:
         raise BadData(f"{path}: no exchange fits ({num_skipped} too long or without an answer)")
-    lengths = np.array([len(item) for item in ids])
-    total = lengths.sum()
-    print(
-        f"{path.name}: {len(ids)} exchanges, {total:,} tokens, {num_skipped} left out", flush=True
-    )
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    return Corpus(np.concatenate(ids), np.concatenate(weights), lengths, offsets)
+    corpus = Corpus.join(documents)
+    counts = f"{len(documents)} exchanges, {len(corpus.ids):,} tokens, {num_skipped} left out"
+    print(f"{path.name}: {counts}", flush=True)
+    return corpus
 
 
 def is_capture(path: Path) -> bool:

@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from eaglegate.lab.training.batches import Corpus, batches
 from eaglegate.lab.training.checkpoint import CONFIG, save_draft
-from eaglegate.lab.training.eagle import Depth, Draft, DraftShape, known_tokens, unroll
-from eaglegate.lab.training.muon import Muon
-from eaglegate.lab.training.progress import Clock, Running
+from eaglegate.lab.training.eagle import Draft, DraftShape, known_tokens, unroll
+from eaglegate.lab.training.optimiser import Clock, Optimiser, Running, save_state
 from eaglegate.lab.training.target import TargetModel
 
 STATE = "training-state.pt"
@@ -35,7 +34,6 @@ class DraftRecipe:
     decay_from: float = 0.4
     final: float = 0.02
     matrix_lr: float = 0.02
-    matrix_decay: float = 0.02
     other_lr: float = 1e-3
     seed: int = 1
 
@@ -120,14 +118,7 @@ class DraftTraining:
             self.draft.load_state_dict(init.draft.state_dict())
         self.draft.to(device)
         self.rope = target.rope(shape, device)
-        parameters = dict(self.draft.named_parameters())
-        matrices = [p for name, p in parameters.items() if p.ndim == 2 and "lm_head" not in name]
-        matrix_ids = set(map(id, matrices))
-        self.other_parameters = [p for p in parameters.values() if id(p) not in matrix_ids]
-        self.muon = Muon(matrices)
-        self.adam = torch.optim.AdamW(
-            self.other_parameters, lr=1.0, betas=(0.9, 0.95), weight_decay=0.0
-        )
+        self.optimiser = Optimiser(self.draft)
         self.step = 0
         self.accuracy = [Running() for _ in range(recipe.depths)]
 
@@ -156,27 +147,25 @@ class DraftTraining:
         with torch.autocast(self.device, torch.bfloat16):
             states, targets = self.target_view(ids, rows)
             tokens = known_tokens(ids, rows.index)
-            unrolled_depths = unroll(
-                self.draft,
-                self.target.embed,
-                states,
-                ids,
-                rows.index,
-                self.rope,
-                min(self.recipe.depths, rows.index.shape[1]),
-                tokens,
+            depths = min(self.recipe.depths, rows.index.shape[1])
+            outputs = unroll(
+                self.draft, self.target.embed, states, ids, rows.index, self.rope, depths, tokens
             )
-            parts = [self.judge_depth(depth, targets, rows.mask) for depth in unrolled_depths]
+            parts = [
+                self.judge_depth(depth, output, targets, rows.mask)
+                for depth, output in enumerate(outputs)
+            ]
         decay = self.recipe.depth_decay
         total = sum((decay**i * part[0] for i, part in enumerate(parts)), torch.zeros(()))
         return total / rows.mask.sum().clamp(min=1), [part[1] for part in parts]
 
-    def judge_depth(self, depth: Depth, targets: Tensor, row_mask: Tensor) -> tuple[Tensor, float]:
+    def judge_depth(
+        self, k: int, output: Tensor, targets: Tensor, row_mask: Tensor
+    ) -> tuple[Tensor, float]:
         """Judge a row's guess at depth k against the row k further on at depth 0."""
-        k = depth.depth
         rows = row_mask.shape[1] - k
         mask = row_mask[:, k:]
-        logits = self.draft.lm_head(depth.output[:, :rows][mask]).float()
+        logits = self.draft.lm_head(output[:, :rows][mask]).float()
         target = targets[:, k:][mask]
         loss = -(target.exp() * logits.log_softmax(-1)).sum()
         hits = logits.argmax(-1) == target.argmax(-1)
@@ -186,12 +175,7 @@ class DraftTraining:
         loss, hits = self.loss(ids.to(self.device), answers.to(self.device))
         loss.backward()
         scale = self.recipe.scale(self.step)
-        nn.utils.clip_grad_norm_(self.other_parameters, 1.0)
-        self.muon.step(self.recipe.matrix_lr * scale, self.recipe.matrix_decay)
-        for group in self.adam.param_groups:
-            group["lr"] = self.recipe.other_lr * scale
-        self.adam.step()
-        self.draft.zero_grad(set_to_none=True)
+        self.optimiser.step(self.recipe.matrix_lr * scale, self.recipe.other_lr * scale)
         self.step += 1
         for mean, hit in zip(self.accuracy, hits, strict=False):
             mean.add(hit)
@@ -199,11 +183,9 @@ class DraftTraining:
     def state(self) -> dict[str, Any]:
         return {
             "draft": self.draft.state_dict(),
-            "muon": self.muon.buffers,
-            "adam": self.adam.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
             "step": self.step,
             "accuracy": self.accuracy,
-            "recipe": self.recipe,
             "shape": self.shape,
         }
 
@@ -212,8 +194,7 @@ class DraftTraining:
         if state["shape"] != self.shape:
             raise ValueError(f"{path} belongs to another draft: remove it, or name another folder")
         self.draft.load_state_dict(state["draft"])
-        self.muon.buffers = state["muon"]
-        self.adam.load_state_dict(state["adam"])
+        self.optimiser.load_state_dict(state["optimiser"])
         self.step, self.accuracy = state["step"], state["accuracy"]
 
 
@@ -252,9 +233,3 @@ def train_draft(
     if init is not None:  # a draft takes another's place only with the same config.json
         shutil.copyfile(init.path / CONFIG, out / CONFIG)
     return training
-
-
-def save_state(state: dict[str, Any], path: Path) -> None:
-    """Write the state atomically."""
-    torch.save(state, path.with_suffix(".new"))
-    path.with_suffix(".new").replace(path)

@@ -48,26 +48,16 @@ class DraftShape:
 
     def config(self, dtype: str) -> dict[str, Any]:
         """Return the `config.json` of the checkpoint."""
+        exclusions = ("method", "layers_read", "default_layers")
         config: dict[str, Any] = {
             "architectures": ["LlamaForCausalLMEagle3"],
             "model_type": "llama",
-            "vocab_size": self.vocab_size,
-            "draft_vocab_size": self.draft_vocab_size,
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
+            **{name: item for name, item in vars(self).items() if name not in exclusions},
             "num_hidden_layers": 1,
-            "num_attention_heads": self.num_attention_heads,
-            "num_key_value_heads": self.num_key_value_heads,
-            "head_dim": self.head_dim,
-            "max_position_embeddings": self.max_position_embeddings,
-            "rms_norm_eps": self.rms_norm_eps,
-            "rope_theta": self.rope_theta,
             "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
             "hidden_act": "silu",
             "tie_word_embeddings": False,
             "torch_dtype": dtype,
-            "bos_token_id": self.bos_token_id,
-            "eos_token_id": self.eos_token_id,
         }
         if not self.default_layers:
             config["eagle_aux_hidden_state_layer_ids"] = list(self.layers_read)
@@ -152,15 +142,6 @@ class Draft(nn.Module):
         return output, output if self.shape.is_stable else x
 
 
-@dataclass(frozen=True)
-class Depth:
-    """One depth of an unrolled batch."""
-
-    depth: int
-    output: Tensor
-    """Input of the output head: [batch, rows, hidden]."""
-
-
 NextTokens = Callable[[int, Tensor], Tensor]
 """Function from a finished depth and its normed output to the next token ids: [batch, rows]."""
 
@@ -174,8 +155,10 @@ def unroll(
     rope: Rope,
     depths: int,
     next_tokens: NextTokens,
-) -> Iterator[Depth]:
+) -> Iterator[Tensor]:
     """Speculate `depths` tokens from every row at once.
+
+    Yield each depth's input of the output head: [batch, rows, hidden].
 
     states: the target's hidden states, [batch, length, hidden] each. ids: [batch, length]. rows:
     positions to speculate from, [batch, rows]. A row sees the context up to itself and its own
@@ -206,7 +189,7 @@ def unroll(
             mixture = mixture + weights[..., length + i, None] * value
         features = mixture.transpose(1, 2).reshape(*rows.shape, -1)
         output, hidden = draft.outputs(attention.o_proj(features), hidden)
-        yield Depth(depth, output)
+        yield output
         if depth + 1 < depths:
             x = draft.inputs(embed(next_tokens(depth, output)), hidden)
 

@@ -20,29 +20,33 @@ the noise through (``CLOSED``). Three things keep the function:
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from eaglegate.lab.training.checkpoint import CONFIG, WEIGHTS, write_json
-from eaglegate.lab.training.target import engine_default
+from eaglegate.lab.training.checkpoint import (
+    CONFIG,
+    DEMO,
+    GENERATION_CONFIG,
+    WEIGHTS,
+    copy_tokenizer,
+    dtype_name,
+    read_json,
+    save_tensors,
+    spread_layers,
+    write_json,
+)
 
-DEMO = Path(__file__).parents[2] / "engine" / "demo"
 HEAD = 128
 SMALL_HEAD = 64
 NOISE, CLOSED = 0.02, 1e-6
 """Standard deviations of filled weights, and of those that would write to the residual stream."""
 SHARD_BYTES = 2 << 30
-TOKENIZER = (
-    "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json",
-)  # fmt: skip
 ROTARY = torch.cat([2 * torch.arange(32), 64 + 2 * torch.arange(32)])
 """Rows of a large head, in order of the rows of a small one: pairs are (i, i + half)."""
 
@@ -77,7 +81,7 @@ class LargeShape:
             "head_dim": HEAD,
             "rms_norm_eps": epsilon * int(str(config["hidden_size"])) / self.hidden_size,
             "max_position_embeddings": self.max_position_embeddings,
-            "torch_dtype": str(self.dtype).removeprefix("torch."),
+            "torch_dtype": dtype_name(self.dtype),
         }
 
 
@@ -121,42 +125,44 @@ class Enlarger:
 
         ``columns`` are the positions of the demo's inputs among the ``width`` inputs.
         """
-        shape = self.shape
-        queries = self.noise(shape.num_attention_heads * HEAD, width)
-        keys = self.noise(shape.num_key_value_heads * HEAD, width)
-        values = self.noise(shape.num_key_value_heads * HEAD, width)
-        output = self.noise(shape.hidden_size, shape.num_attention_heads * HEAD, CLOSED)
-        if not is_silent:
-            heads = range(layer["q_proj.weight"].shape[0] // SMALL_HEAD)
-            dims = torch.arange(SMALL_HEAD)
-            query_weights = layer["q_proj.weight"].float() * math.sqrt(HEAD / SMALL_HEAD)
-            self.place(queries, _list_rows(heads, ROTARY, shape.group), columns, query_weights)
-            self.place(keys, _list_rows(heads, ROTARY), columns, layer["k_proj.weight"])
-            self.place(values, _list_rows(heads, dims), columns, layer["v_proj.weight"])
-            inputs = _list_rows(heads, dims, shape.group)
-            self.place(output, self._columns, inputs, layer["o_proj.weight"])
-        yield "q_proj.weight", queries
-        yield "k_proj.weight", keys
-        yield "v_proj.weight", values
-        yield "o_proj.weight", output
+        shape, dims = self.shape, torch.arange(SMALL_HEAD)
+        heads = range(layer["q_proj.weight"].shape[0] // SMALL_HEAD)
+        queries, keys = shape.num_attention_heads * HEAD, shape.num_key_value_heads * HEAD
+        query_weights = layer["q_proj.weight"].float() * math.sqrt(HEAD / SMALL_HEAD)
+        outputs = _list_rows(heads, dims, shape.group)
+        parts = (
+            ("q_proj", queries, width, _list_rows(heads, ROTARY, shape.group), columns),
+            ("k_proj", keys, width, _list_rows(heads, ROTARY), columns),
+            ("v_proj", keys, width, _list_rows(heads, dims), columns),
+            ("o_proj", shape.hidden_size, queries, self._columns, outputs),
+        )
+        yield from self._fill(parts, {**layer, "q_proj.weight": query_weights}, is_silent)
 
     def mlp(
         self, layer: Mapping[str, Tensor], is_silent: bool = False
     ) -> Iterator[tuple[str, Tensor]]:
         hidden, intermediate = self.shape.hidden_size, self.shape.intermediate_size
-        gate_weights, up_weights = (
-            self.noise(intermediate, hidden),
-            self.noise(intermediate, hidden),
+        rows = torch.arange(layer["gate_proj.weight"].shape[0])
+        parts = (
+            ("gate_proj", intermediate, hidden, rows, self._columns),
+            ("up_proj", intermediate, hidden, rows, self._columns),
+            ("down_proj", hidden, intermediate, self._columns, rows),
         )
-        down_weights = self.noise(hidden, intermediate, CLOSED)
-        if not is_silent:
-            rows = torch.arange(layer["gate_proj.weight"].shape[0])
-            self.place(gate_weights, rows, self._columns, layer["gate_proj.weight"])
-            self.place(up_weights, rows, self._columns, layer["up_proj.weight"])
-            self.place(down_weights, self._columns, rows, layer["down_proj.weight"])
-        yield "gate_proj.weight", gate_weights
-        yield "up_proj.weight", up_weights
-        yield "down_proj.weight", down_weights
+        yield from self._fill(parts, layer, is_silent)
+
+    def _fill(
+        self,
+        parts: Iterable[tuple[str, int, int, Tensor, Tensor]],
+        layer: Mapping[str, Tensor],
+        is_silent: bool,
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield each part, of rows and columns, with the demo's weights in some of both."""
+        for name, rows, columns, own_rows, own_columns in parts:
+            is_output = name in ("o_proj", "down_proj")
+            matrix = self.noise(rows, columns, CLOSED if is_output else NOISE)
+            if not is_silent:
+                self.place(matrix, own_rows, own_columns, layer[f"{name}.weight"])
+            yield f"{name}.weight", matrix
 
 
 def _list_rows(heads: Iterable[int], rows: Tensor, group: int = 1) -> Tensor:
@@ -220,69 +226,52 @@ def select(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def write_checkpoint(
-    folder: Path, tensors: Iterable[tuple[str, Tensor]], config: dict[str, object]
+    folder: Path, tensors: Iterable[tuple[str, Tensor]], config: Mapping[str, object]
 ) -> None:
     """Write a checkpoint in shards, so that host memory never holds all of it."""
-    folder.mkdir(parents=True, exist_ok=True)
     shard: dict[str, Tensor] = {}
     index: dict[str, str] = {}
-    shards = size = 0
+    shards = 0
     for name, tensor in tensors:
-        shard[name] = tensor.cpu().contiguous()
+        shard[name] = tensor.cpu()
         index[name] = f"model-{shards:05}.safetensors"
-        size += tensor.nbytes
-        if size >= SHARD_BYTES:
-            save_file(shard, folder / index[name], metadata={"format": "pt"})
-            shard, size, shards = {}, 0, shards + 1
+        if sum(part.nbytes for part in shard.values()) >= SHARD_BYTES:
+            save_tensors(shard, config, folder, index[name])
+            shard, shards = {}, shards + 1
     if shards == 0:
-        save_file(shard, folder / WEIGHTS, metadata={"format": "pt"})
-    else:
-        if shard:
-            save_file(shard, folder / f"model-{shards:05}.safetensors", metadata={"format": "pt"})
-        write_json(folder / f"{WEIGHTS}.index.json", {"metadata": {}, "weight_map": index})
-    write_json(folder / CONFIG, config)
+        save_tensors(shard, config, folder)
+        return
+    if shard:
+        save_tensors(shard, config, folder, f"model-{shards:05}.safetensors")
+    write_json(folder / f"{WEIGHTS}.index.json", {"metadata": {}, "weight_map": index})
 
 
 def write_large_demo(shape: LargeShape, out: Path, demo: Path = DEMO) -> None:
     """Write ``out/target`` and ``out/eagle3_1``."""
     torch.manual_seed(7)
-    target = json.loads((demo / "target" / CONFIG).read_text())
-    layers, enlarger = target["num_hidden_layers"], Enlarger(shape, target["hidden_size"])
+    config = read_json(demo / "target" / CONFIG)
+    layers, enlarger = config["num_hidden_layers"], Enlarger(shape, config["hidden_size"])
     weights = load_file(demo / "target" / WEIGHTS)
-    config = {**shape.describe(target), "num_hidden_layers": shape.num_hidden_layers}
+    config = {**shape.describe(config), "num_hidden_layers": shape.num_hidden_layers}
     write_checkpoint(out / "target", enlarge_target(weights, layers, enlarger), config)
-    for name in TOKENIZER:
-        shutil.copy(demo / "target" / name, out / "target" / name)
-    draft = json.loads((demo / "eagle3_1" / CONFIG).read_text())
-    source_layers = draft.get("eagle_aux_hidden_state_layer_ids") or engine_default(layers)
-    spread = [layer * shape.num_hidden_layers // layers for layer in source_layers]
-    config = {**shape.describe(draft), "eagle_aux_hidden_state_layer_ids": spread}
+    copy_tokenizer(demo / "target", out / "target", (GENERATION_CONFIG,))
+    config = spread_layers(read_json(demo / "eagle3_1" / CONFIG), layers, shape.num_hidden_layers)
     weights = load_file(demo / "eagle3_1" / WEIGHTS)
-    write_checkpoint(out / "eagle3_1", enlarge_draft(weights, enlarger), config)
+    write_checkpoint(out / "eagle3_1", enlarge_draft(weights, enlarger), shape.describe(config))
 
 
 def main() -> None:
-    default = LargeShape()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--hidden-size", type=int, default=default.hidden_size)
-    parser.add_argument("--intermediate-size", type=int, default=default.intermediate_size)
-    parser.add_argument("--layers", type=int, default=default.num_hidden_layers)
-    parser.add_argument("--heads", type=int, default=default.num_attention_heads)
-    parser.add_argument("--kv-heads", type=int, default=default.num_key_value_heads)
-    parser.add_argument("--device", default=default.device)
-    options = parser.parse_args()
-    shape = LargeShape(
-        options.hidden_size,
-        options.intermediate_size,
-        options.layers,
-        options.heads,
-        options.kv_heads,
-        device=options.device,
-    )
-    write_large_demo(shape, options.out)
+    for option in fields(LargeShape):
+        if option.name != "dtype":
+            flag = f"--{option.name.replace('_', '-')}"
+            parser.add_argument(flag, type=type(option.default), default=option.default)
+    options = vars(parser.parse_args())
+    out = options.pop("out")
+    write_large_demo(LargeShape(**options), out)
 
 
 if __name__ == "__main__":

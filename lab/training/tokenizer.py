@@ -14,18 +14,8 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from eaglegate.lab.training.data import arithmetic, conversation, tasks, tools
-from eaglegate.lab.training.data.source import Split
-from eaglegate.lab.training.data.values import (
-    COLORS,
-    ENUMS,
-    FLAG_NAMES,
-    INTEGER_NAMES,
-    NOUNS,
-    NUMBER_NAMES,
-    TEXT_NAMES,
-    VERBS,
-)
+from eaglegate.lab.training.data import arithmetic, conversation, tasks, tools, values
+from eaglegate.lab.training.data.source import Phrasings
 
 VOCABULARY = 2048
 SPECIAL = ["<pad>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -33,27 +23,27 @@ MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tools>", "</t
 TEMPLATE = Path(__file__).parent / "chat_template.jinja"
 OPENERS = ["history", "best", "news", "cost", "meeting", "lunch", "flight", "dentist"]
 CONTENT = {
-    *NOUNS,
-    *VERBS,
-    *TEXT_NAMES,
-    *INTEGER_NAMES,
-    *NUMBER_NAMES,
-    *FLAG_NAMES,
-    *COLORS,
+    *values.NOUNS,
+    *values.VERBS,
+    *values.TEXT_NAMES,
+    *values.INTEGER_NAMES,
+    *values.NUMBER_NAMES,
+    *values.FLAG_NAMES,
+    *values.COLORS,
     *OPENERS,
-    *(option for options in ENUMS for option in options),
+    *(option for options in values.ENUMS for option in options),
 }
 """Words that begin values. With the space attached they would have two spellings."""
 
 
 def function_words() -> list[str]:
     """Return lower-case words of the fixed texts that never occur as values, longest first."""
-    texts = [topic.answer + " " + topic.thought for topic in tasks.topics()]
-    texts += [*tasks.unknown_questions().train, tasks.FALLBACK, arithmetic.TOO_LARGE]
+    texts = [f"{topic['answer']} {topic['thought']}" for topic in tasks.topics()]
+    texts += [*tasks.unknown_questions(), tasks.FALLBACK, arithmetic.TOO_LARGE]
     texts += [row["does"] for row in tasks.functions()]
     for module in (arithmetic, conversation, tasks, tools):
-        splits = [item for item in vars(module).values() if isinstance(item, Split)]
-        texts += [re.sub(r"{\w*}", "", text) for split in splits for text in split.train]
+        templates = [item for item in vars(module).values() if isinstance(item, Phrasings)]
+        texts += [re.sub(r"{\w*}", "", text) for item in templates for text in item]
     words = set(re.findall(r"(?<![A-Za-z])[a-z]+(?![A-Za-z])|\bI\b", " ".join(texts)))
     return sorted(words - CONTENT, key=lambda word: (-len(word), word))
 

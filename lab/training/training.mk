@@ -6,29 +6,22 @@
 # Needs the `train` extra: .venv/bin/pip install -e ".[cpu,train]"
 TRAIN_PYTHON ?= $(or $(wildcard .venv/bin/python),python3)
 DEMO_RUN ?= build/demo
-STEPS_TARGET ?= 3200
-STEPS_LAST ?= 4200
-STEPS_CLOSE ?= 1400
 STEPS_DRAFT ?= 2000
 # One thread each: two trainings side by side are faster than one with two threads.
 DRAFT_THREADS ?= --threads 1
-IDENTITY_LAYERS ?= 32
 
 # glibc gives freed memory back and asks for it again at every step: half the speed on a CPU.
 ALLOCATOR = MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=20000000000 MALLOC_TOP_PAD_=268435456
 
-.PHONY: demo-model demo-install demo-cost-scaled
+.PHONY: demo-model demo-install
 
 demo-model: $(DEMO_RUN)/drafts
 
-$(DEMO_RUN)/data/validation.npz:
+$(DEMO_RUN)/data/far.npz:
 	$(TRAIN_PYTHON) -m eaglegate.lab.training.corpus --out $(DEMO_RUN)/data
 
-$(DEMO_RUN)/target/model.safetensors: $(DEMO_RUN)/data/validation.npz
-	$(ALLOCATOR) $(TRAIN_PYTHON) -m eaglegate.lab.training.train_target \
-	    --folder $(DEMO_RUN) --steps $(STEPS_TARGET) \
-	    --last-steps $(STEPS_LAST) --close-steps $(STEPS_CLOSE)
-	$(TRAIN_PYTHON) -m eaglegate.lab.training.train_target --folder $(DEMO_RUN) --export $(DEMO_RUN)/target
+$(DEMO_RUN)/target/model.safetensors: $(DEMO_RUN)/data/far.npz
+	$(ALLOCATOR) $(TRAIN_PYTHON) -m eaglegate.lab.training.train_target --folder $(DEMO_RUN)
 
 $(DEMO_RUN)/answers.jsonl: $(DEMO_RUN)/target/model.safetensors
 	$(TRAIN_PYTHON) -m eaglegate.lab.training.answers --target $(DEMO_RUN)/target --out $@
@@ -51,7 +44,3 @@ demo-install: $(DEMO_RUN)/drafts
 	    install -m 644 $(DEMO_RUN)/$$draft/config.json $(DEMO_RUN)/$$draft/model.safetensors \
 	        engine/demo/$$draft/; \
 	done
-
-demo-cost-scaled:
-	$(TRAIN_PYTHON) -m eaglegate.lab.training.cost_scaled --identity-layers $(IDENTITY_LAYERS) \
-	    --out build/demo-cost-scaled

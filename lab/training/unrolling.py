@@ -27,8 +27,6 @@ from eaglegate.lab.training.checkpoint import load_draft
 from eaglegate.lab.training.eagle import Draft, known_tokens, own_tokens, unroll
 from eaglegate.lab.training.target import TargetModel
 
-__all__ = ["DraftHead", "TargetModel", "Trajectory", "UnrolledAnswer", "unroll_answers"]
-
 
 @dataclass(frozen=True)
 class Trajectory:
@@ -91,13 +89,7 @@ def unroll_answers(
     )
     for head in drafts:
         layer_states = [by_layer[layer] for layer in head.draft.shape.layers_read]
-        if distributions is None or not trajectory.drafts_sampled:
-            answer = _unroll_one(target, head, layer_states, ids, trajectory, distributions, depths)
-        else:
-            answer = _unroll_sampled_drafts(
-                target, head, layer_states, ids, trajectory, distributions, depths
-            )
-        yield head.name, answer
+        yield head.name, _unroll(target, head, layer_states, ids, trajectory, distributions, depths)
 
 
 def _find_sampling(target: TargetModel, last_states: Tensor, trajectory: Trajectory) -> Tensor:
@@ -117,7 +109,7 @@ def _find_sampling(target: TargetModel, last_states: Tensor, trajectory: Traject
     return logits.softmax(-1)
 
 
-def _unroll_one(
+def _unroll(
     target: TargetModel,
     head: DraftHead,
     states: list[Tensor],
@@ -128,54 +120,49 @@ def _unroll_one(
 ) -> UnrolledAnswer:
     prompt, count, length = len(trajectory.prompt), len(trajectory.answer) - 1, ids.shape[1]
     rows = torch.arange(prompt - 1, prompt - 1 + count)[None]
-    survivors = torch.ones(count, dtype=torch.bool)
-    matches = torch.zeros(count, dtype=torch.long)
-    chances = torch.zeros(count, depths)
-    next_tokens = own_tokens(head.draft, head.target_ids)
+    samples_drafts = distributions is not None and trajectory.drafts_sampled
+    next_tokens = (
+        known_tokens(ids, rows) if samples_drafts else own_tokens(head.draft, head.target_ids)
+    )
     rope = target.rope(head.draft.shape)
-    for depth in unroll(head.draft, target.embed, states, ids, rows, rope, depths, next_tokens):
-        guess = head.draft.lm_head(depth.output)[0].argmax(-1)
+    outputs = unroll(head.draft, target.embed, states, ids, rows, rope, depths, next_tokens)
+    survivors, matches = torch.ones(count, dtype=torch.bool), torch.zeros(count, dtype=torch.long)
+    chances = torch.zeros(count, depths)
+    for depth, output in enumerate(outputs):
+        logits = head.draft.lm_head(output)[0]
+        positions = rows[0] + 2 + depth
+        tokens = ids[0, positions.clamp(max=length - 1)]
+        targets = None
+        if distributions is not None:
+            targets = distributions[(positions - prompt - 1).clamp(max=len(distributions) - 1)]
+        if samples_drafts:
+            assert targets is not None
+            proposal = (logits.float() / trajectory.temperature).softmax(-1)
+            share = _share_accepted(
+                _to_target_ids(proposal, head.target_ids, targets), targets, tokens
+            )
+            chances[:, depth] = torch.where(positions < length, share, 0.0)
+            continue
+        guess = logits.argmax(-1)
         guess = guess if head.target_ids is None else head.target_ids[guess]
-        positions = rows[0] + 2 + depth.depth
         is_inside = survivors & (positions < length)
-        hits = is_inside & (guess == ids[0, positions.clamp(max=length - 1)])
-        if distributions is None:
-            chances[:, depth.depth] = hits.float()
+        survivors = is_inside & (guess == tokens)
+        matches += survivors
+        if targets is None:
+            chances[:, depth] = survivors.float()
         else:
-            row = (positions - prompt - 1).clamp(max=len(distributions) - 1)
-            chances[:, depth.depth] = torch.where(is_inside, distributions[row, guess], 0.0)
-        survivors = hits
-        matches += hits
-    return UnrolledAnswer(matches.tolist(), chances.tolist())
+            target_chances = targets.gather(-1, guess[:, None])[:, 0]
+            chances[:, depth] = torch.where(is_inside, target_chances, 0.0)
+    return UnrolledAnswer([] if samples_drafts else matches.tolist(), chances.tolist())
 
 
-def _unroll_sampled_drafts(
-    target: TargetModel,
-    head: DraftHead,
-    states: list[Tensor],
-    ids: Tensor,
-    trajectory: Trajectory,
-    distributions: Tensor,
-    depths: int,
-) -> UnrolledAnswer:
-    prompt, count, length = len(trajectory.prompt), len(trajectory.answer) - 1, ids.shape[1]
-    rows = torch.arange(prompt - 1, prompt - 1 + count)[None]
-    chances = torch.zeros(count, depths)
-    next_tokens = known_tokens(ids, rows)
-    rope = target.rope(head.draft.shape)
-    for depth in unroll(head.draft, target.embed, states, ids, rows, rope, depths, next_tokens):
-        logits = head.draft.lm_head(depth.output)[0].float() / trajectory.temperature
-        proposal = _to_target_ids(logits.softmax(-1), head.target_ids, distributions.shape[-1])
-        positions = rows[0] + 2 + depth.depth
-        token = ids[0, positions.clamp(max=length - 1)][:, None]
-        row = (positions - prompt - 1).clamp(max=len(distributions) - 1)
-        target_chance = distributions[row].gather(-1, token).clamp(min=1e-9)
-        share = (proposal.gather(-1, token) / target_chance).clamp(max=1.0)[:, 0]
-        chances[:, depth.depth] = torch.where(positions < length, share, 0.0)
-    return UnrolledAnswer([], chances.tolist())
+def _share_accepted(proposal: Tensor, targets: Tensor, tokens: Tensor) -> Tensor:
+    """Return min(p, q) / p of each token, with p the target's and q the draft's probability."""
+    target_chances = targets.gather(-1, tokens[:, None]).clamp(min=1e-9)
+    return (proposal.gather(-1, tokens[:, None]) / target_chances).clamp(max=1.0)[:, 0]
 
 
-def _to_target_ids(chances: Tensor, target_ids: Tensor | None, vocabulary: int) -> Tensor:
+def _to_target_ids(chances: Tensor, target_ids: Tensor | None, targets: Tensor) -> Tensor:
     if target_ids is None:
         return chances
-    return chances.new_zeros(len(chances), vocabulary).index_add_(1, target_ids, chances)
+    return torch.zeros_like(targets).index_add_(1, target_ids, chances)

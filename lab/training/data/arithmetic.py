@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eaglegate.lab.training.data.source import Source, phrasings
+from eaglegate.lab.training.data.source import Phrasings, Source
 from eaglegate.lab.training.data.turn import PlainTurn
 
 TOO_LARGE = (
@@ -10,7 +10,7 @@ TOO_LARGE = (
     "multiply by one digit and divide within the times table."
 )
 ITEMS = "apples pears books pens coins cards stamps eggs cups bricks".split()
-ASK = phrasings(
+ASK = Phrasings(
     "What is {e}?",
     "Compute {e}.",
     "{e} = ?",
@@ -26,7 +26,6 @@ ASK = phrasings(
     "Can you compute {e}?",
     "Could you work out {e}?",
     "Give me the result of {e}.",
-    "Tell me what {e} is.",
 )
 WORDED = {
     "+": ["{a} plus {b}", "the sum of {a} and {b}", "{a}+{b}"],
@@ -120,7 +119,7 @@ def expression(source: Source, kind: str) -> PlainTurn:
     formula = f"{a} {operator} {b}"
     question = formula if source.chance(0.5) else source.pick(WORDED[operator]).format(a=a, b=b)
     answer = f"{formula} = {result}."
-    return PlainTurn("arithmetic", source.ask(ASK, e=question), steps, answer, direct_answer=steps)
+    return PlainTurn(source.ask(ASK, e=question), steps, answer, direct_answer=steps)
 
 
 def too_large(source: Source) -> PlainTurn:
@@ -128,22 +127,20 @@ def too_large(source: Source) -> PlainTurn:
     if operator == "*" and source.chance(0.6):
         a, b = source.number(11, 99), source.number(11, 99)
     ask = source.ask(ASK, e=f"{a} {operator} {b}")
-    return PlainTurn("too_large", ask, "The numbers are too large.", TOO_LARGE)
+    return PlainTurn(ask, "The numbers are too large.", TOO_LARGE)
 
 
-MORE = phrasings(
+MORE = Phrasings(
     "{n} has {a} {i} and gets {b} more. How many {i} does {n} have now?",
     "There are {a} {i}. {n} adds {b} {i}. How many {i} are there now?",
     "{n} finds {a} {i} and then {b} {i}. How many {i} is that?",
-    "{n} had {a} {i} and bought {b}. How many {i} does {n} have now?",
 )
-FEWER = phrasings(
+FEWER = Phrasings(
     "{n} has {a} {i} and gives away {b} of them. How many {i} are left?",
     "{n} had {a} {i} and lost {b}. How many {i} does {n} have now?",
     "There are {a} {i}. {n} takes {b} of them. How many {i} are left?",
-    "{n} had {a} {i} and sold {b}. How many {i} are left?",
 )
-BOXES = phrasings("A box holds {a} {i}. {n} buys {b} boxes. How many {i} is that?")
+BOXES = Phrasings("A box holds {a} {i}. {n} buys {b} boxes. How many {i} is that?")
 
 
 def word_problem(source: Source) -> PlainTurn:
@@ -160,4 +157,4 @@ def word_problem(source: Source) -> PlainTurn:
         template, steps, result = BOXES, multiply_steps(a, b), a * b
     ask = source.ask(template, n=name, a=a, b=b, i=item)
     answer = f"The answer is {result} {item}."
-    return PlainTurn("arithmetic", ask, steps, answer, direct_answer=f"{steps} {answer}")
+    return PlainTurn(ask, steps, answer, direct_answer=f"{steps} {answer}")

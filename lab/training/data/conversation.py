@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from eaglegate.lab.training.data.invented import can_be_held, constrain_answer
 from eaglegate.lab.training.data.known_tools import KNOWN, family
-from eaglegate.lab.training.data.source import Source, phrasings
+from eaglegate.lab.training.data.source import Phrasings, Source
 from eaglegate.lab.training.data.tasks import lookup, plain_turn
 from eaglegate.lab.training.data.tools import random_tool, rival, tool_turn
-from eaglegate.lab.training.data.turn import Call, Dialogue, PlainTurn, Tool, ToolTurn
+from eaglegate.lab.training.data.turn import Dialogue, Message, PlainTurn, Tool, ToolTurn
 from eaglegate.lab.training.data.values import format_value
 
 
@@ -36,13 +35,14 @@ class Shape:
 
 SHORT = Shape()
 LONG = Shape(turns=tuple(range(8, 27)), tools=0.7, more_tools=(0, 1, 3, 6, 12), long_lookup=0.3)
-NO_TOOL = phrasings("Can you {}?", "Please {}.", "I want you to {}.", "Could you {}?")
+NO_TOOL = Phrasings("Can you {}?", "Please {}.", "I want you to {}.")
+Turn = PlainTurn | ToolTurn
 
 
 def conversation(source: Source, shape: Shape = SHORT) -> Dialogue:
     """Make a conversation up to and including the model's last turn."""
     turns, tools = plan(source, shape)
-    messages: list[dict[str, Any]] = []
+    messages: list[Message] = []
     system = system_prompt(source)
     if system:
         messages.append({"role": "system", "content": system})
@@ -51,10 +51,10 @@ def conversation(source: Source, shape: Shape = SHORT) -> Dialogue:
     return ending(source, shape, messages, turns[-1], tools)
 
 
-def plan(source: Source, shape: Shape) -> tuple[list[PlainTurn | ToolTurn], list[Tool] | None]:
+def plan(source: Source, shape: Shape) -> tuple[list[Turn], list[Tool] | None]:
     count = source.pick(shape.turns)
     with_tools = source.chance(shape.tools)
-    turns: list[PlainTurn | ToolTurn] = [
+    turns: list[Turn] = [
         tool_turn(source) if with_tools and source.chance(0.75) else plain_turn(source)
         for _ in range(count)
     ]
@@ -73,11 +73,11 @@ def plan(source: Source, shape: Shape) -> tuple[list[PlainTurn | ToolTurn], list
 
 
 def one_tool_per_family(
-    source: Source, shape: Shape, turns: list[PlainTurn | ToolTurn]
-) -> tuple[list[PlainTurn | ToolTurn], list[Tool]]:
+    source: Source, shape: Shape, turns: list[Turn]
+) -> tuple[list[Turn], list[Tool]]:
     """Offer only one tool per purpose: an earlier turn with another becomes plain."""
     tools_by_family: dict[str, Tool] = {}
-    selection: list[PlainTurn | ToolTurn] = []
+    selection: list[Turn] = []
     for turn in reversed(turns):
         if isinstance(turn, ToolTurn):
             purpose = family(turn.tool)
@@ -124,12 +124,10 @@ def without_tool(source: Source) -> PlainTurn:
         ]
     )
     answer = "I am sorry, I have no tool for that."
-    return PlainTurn(
-        "no_tool", source.split(NO_TOOL, 0.3).format(wish), "There is no tool for that.", answer
-    )
+    return PlainTurn(source.ask(NO_TOOL, wish), "There is no tool for that.", answer)
 
 
-def history(source: Source, turn: PlainTurn | ToolTurn) -> list[dict[str, Any]]:
+def history(source: Source, turn: Turn) -> list[Message]:
     """Return an earlier exchange. Without thinking, most sums show their steps in the answer."""
     if isinstance(turn, PlainTurn):
         steps = turn.direct_answer if source.chance(0.85) else None
@@ -137,27 +135,14 @@ def history(source: Source, turn: PlainTurn | ToolTurn) -> list[dict[str, Any]]:
             {"role": "user", "content": turn.user},
             {"role": "assistant", "content": steps or turn.answer},
         ]
-    return [*called(turn), {"role": "assistant", "content": turn.report}]
-
-
-def called(turn: ToolTurn) -> list[dict[str, Any]]:
-    """Return the request, the calls, and the tool's results."""
-    calls = [
-        {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
-        for call in turn.calls
-    ]
-    return [
-        {"role": "user", "content": turn.user},
-        {"role": "assistant", "content": "", "tool_calls": calls},
-        *({"role": "tool", "content": result} for result in turn.results),
-    ]
+    return [*turn.messages, {"role": "assistant", "content": turn.report}]
 
 
 def ending(
     source: Source,
     shape: Shape,
-    messages: list[dict[str, Any]],
-    turn: PlainTurn | ToolTurn,
+    messages: list[Message],
+    turn: Turn,
     tools: list[Tool] | None,
 ) -> Dialogue:
     wrap = source.chance(shape.wrap_share)
@@ -165,31 +150,25 @@ def ending(
     if isinstance(turn, PlainTurn):
         return plain_ending(source, shape, [*messages, user], turn, tools)
     if source.chance(0.7):
-        kind = "tool_call" if len(turn.calls) == 1 else "parallel_calls"
-        thinking = plan_of(turn.calls)
-        return Dialogue(kind, [*messages, user], tools, thinking, "", turn.calls)
+        return Dialogue([*messages, user], tools, plan_of(turn.calls), "", turn.calls)
     thinking = "I report the result of the tool."
-    return Dialogue("tool_result", [*messages, *called(turn)], tools, thinking, turn.report)
+    return Dialogue([*messages, *turn.messages], tools, thinking, turn.report)
 
 
 def plain_ending(
     source: Source,
     shape: Shape,
-    messages: list[dict[str, Any]],
+    messages: list[Message],
     turn: PlainTurn,
     tools: list[Tool] | None,
 ) -> Dialogue:
-    if can_be_held(turn) and source.in_training(shape.grammar_share):
-        constrained = constrain_answer(source, turn, tools, shape.ragged_share)
-        return Dialogue(
-            "held", messages, tools, turn.thought, constrained.text, own_spans=constrained.own_spans
-        )
-    return Dialogue(
-        turn.kind, messages, tools, turn.thought, turn.answer, direct_answer=turn.direct_answer
-    )
+    if can_be_held(turn) and source.chance(shape.grammar_share):
+        text, own_spans = constrain_answer(source, turn, tools, shape.ragged_share)
+        return Dialogue(messages, tools, turn.thought, text, own_spans=own_spans)
+    return Dialogue(messages, tools, turn.thought, turn.answer, direct_answer=turn.direct_answer)
 
 
-def plan_of(calls: Sequence[Call]) -> str:
+def plan_of(calls: Sequence[Message]) -> str:
     """Describe the coming calls. Several are numbered, so that the model finds the next one."""
     if len(calls) == 1:
         return thought_of(calls[0])
@@ -199,15 +178,14 @@ def plan_of(calls: Sequence[Call]) -> str:
     )
 
 
-def thought_of(call: Call) -> str:
-    pairs = ", ".join(f"{key} = {format_value(item)}" for key, item in call.arguments.items())
-    return f"I call {call.name} with {pairs}." if pairs else f"I call {call.name}."
+def thought_of(call: Message) -> str:
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    pairs = ", ".join(f"{key} = {format_value(item)}" for key, item in arguments.items())
+    return f"I call {name} with {pairs}." if pairs else f"I call {name}."
 
 
 def wrap_text(source: Source, text: str) -> str:
-    """Wrap the user's text in markers. Some shapes are reserved for the evaluation."""
-    if source.is_held_out and source.chance(0.5):
-        return f">>> QUERY #{source.number(1, 999)} >>>\n{text}\n<<< END OF QUERY <<<"
+    """Wrap the user's text in markers."""
     draw = source.random.random()
     word = source.pick([source.plain_word(), source.pick(["input", "message", "request", "task"])])
     if draw < 0.2:

@@ -10,10 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eaglegate.lab.training.data.source import Source, phrasings
-from eaglegate.lab.training.data.tool_parts import listed, outcome, tool, turn
-from eaglegate.lab.training.data.turn import Held, PlainTurn, Tool, ToolTurn
-from eaglegate.lab.training.data.values import fields, text_name, to_json
+from eaglegate.lab.training.data.source import Phrasings, Source
+from eaglegate.lab.training.data.turn import (
+    PlainTurn,
+    Spans,
+    Tool,
+    ToolTurn,
+    listed,
+    make_tool,
+    to_json,
+)
+from eaglegate.lab.training.data.values import fields, outcome, text_name
 
 KINDS = "joke poem riddle tweet slogan review tale song speech fact plan quiz toast".split()
 PARTS = (
@@ -24,7 +31,7 @@ PARTS = (
     ("text",),
     ("title", "body", "author"),
 )
-ASK = phrasings(
+ASK = Phrasings(
     "Tell me a {k} about {t}.",
     "Write a {k} about {t}.",
     "Give me a {k} about {t}.",
@@ -32,7 +39,6 @@ ASK = phrasings(
     "I want a {k} about {t}.",
     "{k} about {t} please",
     "A {k} on {t}.",
-    "Please write me a {k} about {t}.",
 )
 IN_JSON = (
     "Return the result as JSON with the keys {}.",
@@ -73,7 +79,7 @@ def invented_json(source: Source) -> PlainTurn:
     request = source.ask(ASK, k=kind, t=topic).rstrip(".")
     form = source.pick(IN_JSON).format(listed([f"{quote}{key}{quote}" for key in keys]))
     answer = {key: content(key, {"type": "string"}, topic) for key in keys}
-    return PlainTurn("json", f"{request}. {form}", "The user wants a JSON object.", to_json(answer))
+    return PlainTurn(f"{request}. {form}", "The user wants a JSON object.", to_json(answer))
 
 
 def invented_call(source: Source) -> ToolTurn:
@@ -89,7 +95,8 @@ def invented_call(source: Source) -> ToolTurn:
     arguments = {key: content(key, schema, topic) for key, schema in properties.items()}
     result, report = outcome(source)
     user = source.ask(ASK, k=kind, t=topic)
-    return turn(tool(name, description, properties), user, [arguments], [result], report)
+    tool = make_tool(name, description, properties)
+    return ToolTurn(tool, user, [arguments], [result], report)
 
 
 def content(key: str, schema: Mapping[str, Any], topic: str) -> Any:
@@ -105,8 +112,8 @@ def can_be_held(turn: PlainTurn) -> bool:
 
 
 def constrain_answer(
-    source: Source, turn: PlainTurn, tools: Sequence[Tool] | None, ragged_share: float = 0.0
-) -> Held:
+    source: Source, turn: PlainTurn, tools: Sequence[Tool] | None, ragged_share: float
+) -> tuple[str, Spans]:
     """Put the turn's answer into JSON whose keys only the grammar knows, or into a forced call."""
     gaps = COMPACT if source.chance(0.8) else SPACED
     if ragged_share and source.chance(ragged_share):
@@ -119,7 +126,7 @@ def constrain_answer(
         sheet.text += "}\n</tool_call>"
     else:
         sheet.fill({"properties": fields(source, source.pick([1, 1, 2, 2, 3]))})
-    return Held(sheet.text, tuple(sheet.spans))
+    return sheet.text, tuple(sheet.spans)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
-"""The generator's source of randomness, and its held-out split."""
+"""The generator's source of randomness, and the words it draws."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,55 +15,24 @@ ONSETS = (
 VOWELS = "a e i o u ai ea ou y oo".split()
 CODAS = ["", "", "", "n", "r", "s", "l", "t", "x", "m", "ck", "nd"]
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-
-
-@dataclass(frozen=True)
-class Split:
-    """Choices for training, and choices that only the evaluation sees."""
-
-    train: tuple[str, ...]
-    holdout: tuple[str, ...] = ()
-
-    @staticmethod
-    def every(items: Sequence[str], nth: int) -> Split:
-        """Hold out one item in `nth`."""
-        holdout = tuple(item for i, item in enumerate(items) if i % nth == nth // 2)
-        return Split(tuple(item for item in items if item not in holdout), holdout)
-
-
-def phrasings(*templates: str) -> Split:
-    """Return ways to ask for the same thing. With four or more, the last is held out."""
-    return Split(templates[:-1], templates[-1:]) if len(templates) >= 4 else Split(templates)
-
-
-WORDS = Split.every((Path(__file__).parent / "words.txt").read_text().split(), 11)
-FIRST_NAMES = Split(
-    tuple(
-        "Alice Bob Carla David Emma Frank Grace Henry Irene Jack Karen Leo Maria Nina Oscar Paul "
-        "Rosa Sam Tina Victor Wendy Zoe Anna Tom John Mary José Zoë Björn Søren Łukasz".split()
-    ),
-    tuple("Bruno Clara Hugo Olga Petra Yusuf Chloé Jürgen".split()),
+WORDS = (Path(__file__).parent / "words.txt").read_text().split()
+FIRST_NAMES = (
+    "Alice Bob Carla David Emma Frank Grace Henry Irene Jack Karen Leo Maria Nina Oscar Paul "
+    "Rosa Sam Tina Victor Wendy Zoe Anna Tom John Mary José Zoë Björn Søren Łukasz".split()
 )
-CITIES = Split(
-    tuple(
-        "Paris,London,Berlin,Madrid,Rome,Vienna,Prague,Oslo,Helsinki,Lisbon,Dublin,Athens,Warsaw,"
-        "Tokyo,Osaka,Seoul,Beijing,Delhi,Mumbai,Cairo,Lagos,Nairobi,Boston,Chicago,Denver,Seattle,"
-        "Austin,Toronto,Montreal,Lima,Bogota,Santiago,Sydney,Melbourne,Perth,Auckland,New York,"
-        "San Diego,Los Angeles,Cape Town,Hong Kong,Buenos Aires,Tel Aviv,San Francisco,Munich,"
-        "Zürich,São Paulo,Málaga,Göteborg,Kraków".split(",")
-    ),
-    tuple(
-        "Geneva,Naples,Porto,Kyoto,Quito,Havana,Dallas,Tunis,Riga,Salt Lake City,Marseille,Hanoi,"
-        "Düsseldorf,Besançon".split(",")
-    ),
+CITIES = (
+    "Paris,London,Berlin,Madrid,Rome,Vienna,Prague,Oslo,Helsinki,Lisbon,Dublin,Athens,Warsaw,"
+    "Tokyo,Osaka,Seoul,Beijing,Delhi,Mumbai,Cairo,Lagos,Nairobi,Boston,Chicago,Denver,Seattle,"
+    "Austin,Toronto,Montreal,Lima,Bogota,Santiago,Sydney,Melbourne,Perth,Auckland,New York,"
+    "San Diego,Los Angeles,Cape Town,Hong Kong,Buenos Aires,Tel Aviv,San Francisco,Munich,"
+    "Zürich,São Paulo,Málaga,Göteborg,Kraków".split(",")
 )
 STATES = "CA NY TX WA UK France Japan Brazil".split()
-UNICODE_WORDS = Split.every(
-    "café naïve jalapeño façade crème brûlée über straße smörgåsbord piñata señor año mañana "
-    "déjà vu résumé touché cliché fiancée Ångström œuvre niño corazón árbol français élève "
-    "größe schön märchen øre æble żółw łódź český řeka ñandú ο λόγος мир привет 東京 你好 한국 "
-    "über-cool €50 ½ 21 °C".split(),
-    9,
+UNICODE_WORDS = (
+    "café naïve jalapeño façade brûlée über straße smörgåsbord piñata señor año mañana "
+    "vu résumé touché cliché fiancée Ångström œuvre niño árbol français élève "
+    "größe schön märchen øre æble łódź český řeka ñandú ο λόγος мир привет 你好 한국 "
+    "über-cool €50 ½ 21 °C".split()
 )
 SCRIPTS = (
     "àáâãäåæçèéêëìíîïñòóôõöøùúûüýÿßœšžłńśźżąęčďěňřťůğışőű",
@@ -83,24 +51,24 @@ MONTHS = (
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 
 
-class Source:
-    """Source of all random choices; `is_held_out` includes those kept from training.
+class Phrasings(tuple[str, ...]):
+    """Ways to ask for the same thing. ``Source.ask`` fills their slots."""
 
-    Training sees more invented values than the evaluation, because the model must learn to copy.
+    def __new__(cls, *templates: str) -> Phrasings:
+        return super().__new__(cls, templates)
+
+
+class Source:
+    """Source of all random choices. Many values are invented, because a model must learn to copy.
+
+    What it draws follows from its seed and the order of the calls.
     """
 
-    def __init__(self, seed: int, is_held_out: bool = False) -> None:
+    def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.is_held_out = is_held_out
 
     def chance(self, probability: float) -> bool:
         return self.random.random() < probability
-
-    def in_training(self, probability: float) -> bool:
-        """Draw a chance that is only used in training, so the evaluation's prompts do not contain
-        it.
-        """
-        return not self.is_held_out and self.chance(probability)
 
     def pick(self, items: Sequence[T]) -> T:
         return self.random.choice(items)
@@ -108,18 +76,12 @@ class Source:
     def number(self, low: int, high: int) -> int:
         return self.random.randint(low, high)
 
-    def split(self, split: Split, held_share: float = 0.5) -> str:
-        """Return an item of the training side or, with the given chance, of the held-out side."""
-        if self.is_held_out and split.holdout and self.chance(held_share):
-            return self.pick(split.holdout)
-        return self.pick(split.train)
-
-    def ask(self, split: Split, **slots: object) -> str:
+    def ask(self, phrasings: Phrasings, *value: object, **slots: object) -> str:
         """Return a phrasing with its slots filled."""
-        return self.split(split, 0.3).format(**slots)
+        return self.pick(phrasings).format(*value, **slots)
 
-    def pseudo_word(self, syllables: int | None = None) -> str:
-        count = syllables or self.pick([1, 2, 2, 3, 3, 4])
+    def pseudo_word(self) -> str:
+        count = self.pick([1, 2, 2, 3, 3, 4])
         body = "".join(self.pick(ONSETS) + self.pick(VOWELS) for _ in range(count))
         return body + self.pick(CODAS)
 
@@ -127,35 +89,31 @@ class Source:
         """Join the start of one word and the end of another, so that its pieces are in no known
         order.
         """
-        start, end = self.pick(WORDS.train), self.pick(WORDS.train)
+        start, end = self.pick(WORDS), self.pick(WORDS)
         return start[: self.number(2, 5)] + end[-self.number(2, 5) :]
 
     def made_up_word(self) -> str:
         """Return a word of ASCII letters that is in no list."""
-        draw = 0.0 if self.is_held_out else self.random.random()
+        draw = self.random.random()
         if draw < 0.45:
             return self.pseudo_word()
         return self.mixed_word() if draw < 0.9 else self.letters(2, 6).lower()
 
     def foreign_word(self) -> str:
-        if self.is_held_out or self.chance(0.3):
-            return self.split(UNICODE_WORDS)
+        if self.chance(0.3):
+            return self.pick(UNICODE_WORDS)
         script = self.pick(SCRIPTS)
         return "".join(self.pick(script) for _ in range(self.number(1, 5)))
 
     def word(self) -> str:
-        share = 0.30 if self.is_held_out else 0.45
         draw = self.random.random()
-        if draw < share:
+        if draw < 0.45:
             return self.made_up_word()
-        if draw < share + (0.02 if self.is_held_out else 0.04):
-            return self.foreign_word()
-        return self.split(WORDS)
+        return self.foreign_word() if draw < 0.49 else self.pick(WORDS)
 
     def plain_word(self) -> str:
         """Return a word suitable as an identifier."""
-        is_made_up = self.chance(0.25 if self.is_held_out else 0.45)
-        return self.made_up_word() if is_made_up else self.split(WORDS)
+        return self.made_up_word() if self.chance(0.45) else self.pick(WORDS)
 
     def phrase(self, low: int = 1, high: int = 3) -> str:
         return " ".join(self.word() for _ in range(self.number(low, high)))
@@ -165,22 +123,20 @@ class Source:
 
     def city(self) -> str:
         city = self.proper(CITIES)
-        return f"{city}, {self.pick(STATES)}" if self.in_training(0.06) else city
+        return f"{city}, {self.pick(STATES)}" if self.chance(0.06) else city
 
-    def proper(self, names: Split) -> str:
+    def proper(self, names: Sequence[str]) -> str:
         """Return a known name, or any word with a capital."""
-        is_made_up = self.chance(0.35 if self.is_held_out else 0.55)
-        return self.word().capitalize() if is_made_up else self.split(names, 0.7)
-
-    def day(self) -> str:
-        return self.pick([*DAYS, "tomorrow", "today"])
+        return self.word().capitalize() if self.chance(0.55) else self.pick(names)
 
     def date(self) -> str:
         draw = self.random.random()
         month, day = self.number(1, 12), self.number(1, 28)
         if draw < 0.5:
             return f"{self.pick([2025, 2026, 2027])}-{month:02d}-{day:02d}"
-        return f"{MONTHS[month - 1]} {day}" if draw < 0.85 else self.day()
+        if draw < 0.85:
+            return f"{MONTHS[month - 1]} {day}"
+        return self.pick([*DAYS, "tomorrow", "today"])
 
     def time(self) -> str:
         return f"{self.number(0, 23):02d}:{self.pick([0, 15, 30, 45]):02d}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,9 @@ import yaml
 
 from eaglegate.lab.training.data.arithmetic import arithmetic
 from eaglegate.lab.training.data.invented import invented_json, wish
-from eaglegate.lab.training.data.source import Source, Split, phrasings
-from eaglegate.lab.training.data.turn import PlainTurn
-from eaglegate.lab.training.data.values import (
-    COLORS,
-    NOUNS,
-    VERBS,
-    fields,
-    format_value,
-    to_json,
-    value,
-)
+from eaglegate.lab.training.data.source import Phrasings, Source
+from eaglegate.lab.training.data.turn import PlainTurn, to_json
+from eaglegate.lab.training.data.values import COLORS, NOUNS, VERBS, fields, format_value, value
 
 HERE = Path(__file__).parent
 FALLBACK = (
@@ -32,29 +23,20 @@ FALLBACK = (
 COUNTRIES = "France Italy Japan Brazil Canada Egypt Peru Kenya".split()
 
 
-@dataclass(frozen=True)
-class Topic:
-    """Fixed answer with the ways to ask for it."""
-
-    ask: Split
-    thought: str
-    answer: str
+@cache
+def topics() -> list[dict[str, Any]]:
+    """Return fixed answers with the ways to ask for them: ``ask``, ``thought``, ``answer``."""
+    return list(yaml.safe_load((HERE / "topics.yaml").read_text()))
 
 
 @cache
-def topics() -> tuple[Topic, ...]:
-    rows = yaml.safe_load((HERE / "topics.yaml").read_text())
-    return tuple(Topic(phrasings(*row["ask"]), row["thought"], row["answer"]) for row in rows)
+def functions() -> list[dict[str, str]]:
+    return list(yaml.safe_load((HERE / "functions.yaml").read_text()))
 
 
 @cache
-def functions() -> tuple[dict[str, str], ...]:
-    return tuple(yaml.safe_load((HERE / "functions.yaml").read_text()))
-
-
-@cache
-def unknown_questions() -> Split:
-    return Split.every((HERE / "unknown.txt").read_text().splitlines(), 8)
+def unknown_questions() -> list[str]:
+    return (HERE / "unknown.txt").read_text().splitlines()
 
 
 def noisy(source: Source, text: str) -> str:
@@ -74,25 +56,25 @@ def noisy(source: Source, text: str) -> str:
 
 def topic(source: Source) -> PlainTurn:
     entry = source.pick(topics())
-    ask = noisy(source, source.split(entry.ask, 0.3))
-    return PlainTurn("topic", ask, entry.thought, entry.answer)
+    ask = noisy(source, source.pick(entry["ask"]))
+    return PlainTurn(ask, entry["thought"], entry["answer"])
 
 
 def unknown(source: Source) -> PlainTurn:
-    if source.in_training(0.25):
-        return PlainTurn("unknown", wish(source), "I do not know this.", FALLBACK)
+    if source.chance(0.25):
+        return PlainTurn(wish(source), "I do not know this.", FALLBACK)
     country = source.word().capitalize() if source.chance(0.5) else source.pick(COUNTRIES)
-    ask = source.split(unknown_questions()).format(
+    ask = source.pick(unknown_questions()).format(
         w=source.word(),
         w2=source.word(),
         C=country,
         y=source.number(1800, 2026),
         N=f"{source.name()} {source.word().capitalize()}",
     )
-    return PlainTurn("unknown", noisy(source, ask), "I do not know this.", FALLBACK)
+    return PlainTurn(noisy(source, ask), "I do not know this.", FALLBACK)
 
 
-NAMED_CODE = phrasings(
+NAMED_CODE = Phrasings(
     "Write a Python function {f} that {d}.",
     "Write a function named {f} that {d}.",
     "I need a Python function {f} which {d}.",
@@ -105,13 +87,11 @@ NAMED_CODE = phrasings(
     "Python code for {f}, it {d}",
     "Python code please: {f}, which {d}.",
     "Can you write {f} in Python? It {d}.",
-    "Give me Python code for {f}, which {d}.",
 )
-UNNAMED_CODE = phrasings(
+UNNAMED_CODE = Phrasings(
     "Write a Python function that {d}.",
     "Python function that {d}",
     "I need a function which {d}.",
-    "Can you write code that {d}?",
 )
 
 
@@ -126,7 +106,7 @@ def code(source: Source) -> PlainTurn:
         user = source.ask(NAMED_CODE, f=name, d=purpose)
     body = row["body"].replace("FUNCTION", name).replace("NUMBER", number)
     answer = f"```python\n{body}\n```\nThe function {name} {purpose}."
-    return PlainTurn("code", user, f"A Python function {name} that {purpose}.", answer)
+    return PlainTurn(user, f"A Python function {name} that {purpose}.", answer)
 
 
 def function_name(source: Source, default: str) -> str:
@@ -142,11 +122,10 @@ def function_name(source: Source, default: str) -> str:
     return source.plain_word() + source.plain_word().capitalize()
 
 
-LOOKUP = phrasings(
+LOOKUP = Phrasings(
     "{c}\n\nWhat is the {at} of {k}?",
     "Context: {c}\nQuestion: what is the {at} of {k}?",
     "Read this: {c} Now tell me the {at} of {k}.",
-    "Here are some facts. {c}\n\nTell me the {at} of {k}.",
 )
 
 
@@ -172,15 +151,11 @@ def lookup(source: Source, entries: int | None = None) -> PlainTurn:
     else:
         context = "\n".join(f"{key}: {item}" for key, item in facts.items())
     ask = source.ask(LOOKUP, c=context, at=attribute, k=chosen_key)
-    return PlainTurn(
-        "lookup",
-        ask,
-        f"I look for {chosen_key}.",
-        f"The {attribute} of {chosen_key} is {facts[chosen_key]}.",
-    )
+    answer = f"The {attribute} of {chosen_key} is {facts[chosen_key]}."
+    return PlainTurn(ask, f"I look for {chosen_key}.", answer)
 
 
-OBJECT = phrasings(
+OBJECT = Phrasings(
     "Return a JSON object with {b}.",
     "Give me JSON with {b}.",
     "Answer in JSON: {b}",
@@ -193,19 +168,16 @@ OBJECT = phrasings(
     "Turn {b} into JSON.",
     "Show {b} as a JSON object.",
     "{b}: as a JSON object please",
-    "Write {b} as JSON.",
 )
-LIST = phrasings(
+LIST = Phrasings(
     "Return a JSON list of {}.",
     "Give me a JSON array with {}.",
     "Put these words in a JSON list: {}",
-    "Make a JSON list of {}.",
 )
-SCHEMA = phrasings(
+SCHEMA = Phrasings(
     "Answer with JSON that fits the schema {s}: {b}",
     "Fill this JSON schema: {s}\n{b}",
     "{b}\nReturn JSON with the schema {s}.",
-    "Use the schema {s} for {b}.",
 )
 
 
@@ -213,12 +185,12 @@ def json_answer(source: Source) -> PlainTurn:
     """Ask for a JSON object or list of values in the question, sometimes with a schema."""
     if source.chance(0.2):
         words = [source.word() for _ in range(source.number(2, 5))]
-        user = source.split(LIST, 0.3).format(", ".join(words))
-        return PlainTurn("json", user, "The user wants a JSON list.", to_json(words))
+        user = source.ask(LIST, ", ".join(words))
+        return PlainTurn(user, "The user wants a JSON list.", to_json(words))
     properties = fields(source, source.pick([1, 2, 2, 3, 3, 4]))
     values = {key: value(source, key, schema) for key, schema in properties.items()}
     user = object_request(source, properties, values)
-    return PlainTurn("json", user, "The user wants a JSON object.", to_json(values))
+    return PlainTurn(user, "The user wants a JSON object.", to_json(values))
 
 
 def object_request(source: Source, properties: dict[str, Any], values: dict[str, Any]) -> str:
@@ -234,11 +206,10 @@ def object_request(source: Source, properties: dict[str, Any], values: dict[str,
 
 ANIMALS = "fox owl cat dog bear crow deer frog hare mouse".split()
 PLACES = "forest,valley,harbor,old town,mountain,desert,island,market,library,garden".split(",")
-STORY = phrasings(
+STORY = Phrasings(
     "Tell me a story about {n} and a {a}.",
     "Write a short story with {n} and a {a}.",
     "Story please: {n} and a {a}.",
-    "I want a story about {n} and a {a}.",
 )
 
 
@@ -259,14 +230,13 @@ def story(source: Source) -> PlainTurn:
         f"under a tree. The {animal} opened a hidden door, and behind it was a garden. From then "
         f"on, {hero} and the {animal} met every day."
     )
-    return PlainTurn("story", ask, f"A short story about {hero} and a {animal}.", text)
+    return PlainTurn(ask, f"A short story about {hero} and a {animal}.", text)
 
 
-POINTS = phrasings(
+POINTS = Phrasings(
     "Give me {w} points about {t}.",
     "List {w} facts about {t}.",
     "Name {w} things about {t}.",
-    "Write {w} points on {t}.",
 )
 
 
@@ -283,10 +253,10 @@ def points(source: Source) -> PlainTurn:
     ask = source.ask(POINTS, w=source.pick([word, str(count)]), t=subject)
     list_text = "\n".join(f"{i}. {line}" for i, line in enumerate(lines, 1))
     answer = f"Here are {word} points about {subject}:\n{list_text}"
-    return PlainTurn("points", ask, f"The user wants {word} points about {subject}.", answer)
+    return PlainTurn(ask, f"The user wants {word} points about {subject}.", answer)
 
 
-REPEAT = phrasings(
+REPEAT = Phrasings(
     "Repeat exactly: {}",
     "Say this again: {}",
     "Echo: {}",
@@ -297,7 +267,6 @@ REPEAT = phrasings(
     "Once more: {}",
     "Type this: {}",
     "Write exactly this: {}",
-    "Write this once more: {}",
 )
 
 
@@ -316,20 +285,16 @@ def repeat(source: Source) -> PlainTurn:
         source.path,
     ]
     text = " ".join(source.pick(makers)() for _ in range(source.number(1, 12)))
-    return PlainTurn("repeat", source.split(REPEAT, 0.3).format(text), "I repeat the text.", text)
+    return PlainTurn(source.ask(REPEAT, text), "I repeat the text.", text)
 
 
-NAME = phrasings(
-    "My name is {}.", "I am {}.", "Hi, I'm {}", "Call me {}.", "Hello, my name is {}", "This is {}."
-)
+NAME = Phrasings("My name is {}.", "I am {}.", "Hi, I'm {}", "Call me {}.", "Hello, my name is {}")
 
 
 def introduction(source: Source) -> PlainTurn:
     name = source.name()
     answer = f"Nice to meet you, {name}! How can I help you?"
-    return PlainTurn(
-        "introduction", source.split(NAME, 0.3).format(name), f"The user is {name}.", answer
-    )
+    return PlainTurn(source.ask(NAME, name), f"The user is {name}.", answer)
 
 
 PLAIN: tuple[tuple[Callable[[Source], PlainTurn], int], ...] = (
@@ -347,7 +312,7 @@ PLAIN: tuple[tuple[Callable[[Source], PlainTurn], int], ...] = (
 
 
 def plain_turn(source: Source) -> PlainTurn:
-    if source.in_training(0.025):
+    if source.chance(0.025):
         return invented_json(source)
     makers = [maker for maker, weight in PLAIN for _ in range(weight)]
     return source.pick(makers)(source)

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eaglegate.lab.training.data.invented import invented_call
-from eaglegate.lab.training.data.known_tools import KNOWN
-from eaglegate.lab.training.data.source import Source, phrasings
-from eaglegate.lab.training.data.tool_parts import draw_call_count, listed, outcome, tool, turn
-from eaglegate.lab.training.data.turn import Tool, ToolTurn
-from eaglegate.lab.training.data.values import NOUNS, VERBS, fields, format_value, value
+from eaglegate.lab.training.data.known_tools import KNOWN, draw_call_count
+from eaglegate.lab.training.data.source import Phrasings, Source
+from eaglegate.lab.training.data.turn import Tool, ToolTurn, listed, make_tool
+from eaglegate.lab.training.data.values import NOUNS, VERBS, fields, format_value, outcome, value
 
 NATURAL = {
     "city": ["in {v}"],
@@ -44,7 +43,7 @@ NATURAL = {
     "unit": ["in {v}"],
     "priority": ["with priority {v}"],
 }
-ASK_RANDOM = phrasings(
+ASK_RANDOM = Phrasings(
     "Please {v} the {n} {b}.",
     "{V} a {n} {b}.",
     "Can you {v} the {n} {b}?",
@@ -54,7 +53,6 @@ ASK_RANDOM = phrasings(
     "Use {f} {b}",
     "Could you {v} the {n} {b}?",
     "Now {v} a {n} {b}.",
-    "I need you to {v} a {n} {b}.",
 )
 
 ASK_AS_CODE = (
@@ -77,7 +75,7 @@ def random_tool(source: Source, verb: str = "", noun: str = "") -> tuple[Tool, s
     """Make a tool with random name and parameters. Return it with its verb and noun."""
     verb = verb or source.pick(VERBS)
     noun = noun or (source.pick(NOUNS) if source.chance(0.5) else source.plain_word())
-    has_none = source.in_training(0.03)
+    has_none = source.chance(0.03)
     properties = fields(source, 0 if has_none else source.pick([1, 1, 2, 2, 2, 3, 3]))
     first_key = next(iter(properties), noun)
     optional_keys = [key for key in properties if key != first_key and source.chance(0.2)]
@@ -96,7 +94,7 @@ def random_tool(source: Source, verb: str = "", noun: str = "") -> tuple[Tool, s
             f"{noun.capitalize()} {verb}",
         ]
     )
-    return tool(name, description, properties, optional_keys), verb, noun
+    return make_tool(name, description, properties, optional_keys), verb, noun
 
 
 def rival(source: Source, rival_of: Tool) -> Tool:
@@ -137,10 +135,10 @@ def request(source: Source, arguments: Sequence[Mapping[str, Any]]) -> tuple[str
     """Return a phrasing, the text that describes the arguments in it, and the number of calls."""
     style = source.number(0, 5)
     body = " and another ".join(describe(source, item, style) for item in arguments)
-    phrasing = source.split(ASK_RANDOM, 0.3)
-    if source.in_training(0.07):
+    phrasing = source.pick(ASK_RANDOM)
+    if source.chance(0.07):
         return source.pick(ASK_AS_CODE), as_code(source, arguments[0]), 1
-    if one_text(arguments[0]) and source.in_training(0.1):
+    if one_text(arguments[0]) and source.chance(0.1):
         return source.pick(ASK_BY_VALUE), format_value(next(iter(arguments[0].values()))), 1
     return phrasing, body, len(arguments)
 
@@ -159,7 +157,7 @@ def as_code(source: Source, arguments: Mapping[str, Any]) -> str:
 
 def natural(source: Source, key: str, item: str) -> str:
     forms = NATURAL.get(key, [f"with {key} {{v}}", f"with the {key} {{v}}"])
-    if "_" in key and source.in_training(0.3):
+    if "_" in key and source.chance(0.3):
         head, _, tail = key.partition("_")
         forms = [f"with {{v}} {head}", f"with {{v}} {tail}", f"with the {tail} {{v}}"]
     return source.pick(forms).replace("{v}", item)
@@ -186,15 +184,15 @@ def random_call(source: Source) -> ToolTurn:
     for key, text in slots.items():
         user = user.replace("{" + key + "}", text)
     user = user.replace("{b}", body) if body else user.replace(" {b}", "").replace("{b}", "")
-    if source.in_training(0.05):
+    if source.chance(0.05):
         user += source.pick([" ({})", " - {}", "\n{}"]).format(source.phrase(2, 5))
     outcomes = [outcome(source) for _ in arguments]
     report = " ".join(text for _, text in outcomes)
-    return turn(new_tool, user, arguments, [item for item, _ in outcomes], report)
+    return ToolTurn(new_tool, user, arguments, [item for item, _ in outcomes], report)
 
 
 def tool_turn(source: Source) -> ToolTurn:
     draw = source.random.random()
-    if draw < 0.05 and not source.is_held_out:
+    if draw < 0.05:
         return invented_call(source)
     return random_call(source) if draw < 0.6 else source.pick(KNOWN)(source)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
 from typing import Any
 
 from eaglegate.lab.training.data.source import DAYS, Source
@@ -42,13 +40,8 @@ ENUMS = (
 )
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """Parameter with its JSON schema; `kind` is the schema's type, or enum."""
-
-    name: str
-    kind: str
-    schema: dict[str, Any]
+Parameter = tuple[str, dict[str, Any]]
+"""Name of a parameter, and its JSON schema."""
 
 
 def format_value(value: Any) -> str:
@@ -64,25 +57,21 @@ def format_value(value: Any) -> str:
     return str(value)
 
 
-def to_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
 def parameter(source: Source, allows_nesting: bool = True) -> Parameter:
     draw = source.random.random()
     if draw < 0.55 or (not allows_nesting and draw >= 0.93):
-        return Parameter(text_name(source), "string", {"type": "string"})
+        return text_name(source), {"type": "string"}
     if draw < 0.75:
         return _number(source, INTEGER_NAMES, "integer")
     if draw < 0.84:
         return _number(source, NUMBER_NAMES, "number")
     if draw < 0.89:
-        return Parameter(source.pick(FLAG_NAMES), "boolean", {"type": "boolean"})
+        return source.pick(FLAG_NAMES), {"type": "boolean"}
     if draw < 0.93:
         return _enum(source)
     if draw < 0.97:
         name = source.pick(["tags", "items", "names", "labels", source.plain_word()])
-        return Parameter(name, "array", {"type": "array", "items": {"type": "string"}})
+        return name, {"type": "array", "items": {"type": "string"}}
     return _object(source)
 
 
@@ -104,7 +93,7 @@ def _number(source: Source, names: list[str], kind: str) -> Parameter:
         name = source.plain_word()
     else:
         name = f"{source.plain_word()}_{source.pick([*NOUNS, source.plain_word()])}"
-    return Parameter(name, kind, {"type": kind})
+    return name, {"type": kind}
 
 
 def _enum(source: Source) -> Parameter:
@@ -114,17 +103,16 @@ def _enum(source: Source) -> Parameter:
         else [source.plain_word(), source.plain_word()]
     )
     name = source.pick(["unit", "mode", "level", "order", "size", "status", source.plain_word()])
-    return Parameter(name, "enum", {"type": "string", "enum": options})
+    return name, {"type": "string", "enum": options}
 
 
 def _object(source: Source) -> Parameter:
     inner: dict[str, Any] = {}
     while len(inner) < 2:
-        field = parameter(source, allows_nesting=False)
-        inner[field.name] = field.schema
+        key, schema = parameter(source, allows_nesting=False)
+        inner[key] = schema
     name = source.pick(["address", "filter", "options", source.plain_word()])
-    schema = {"type": "object", "properties": inner, "required": list(inner)}
-    return Parameter(name, "object", schema)
+    return name, {"type": "object", "properties": inner, "required": list(inner)}
 
 
 def value(source: Source, name: str, schema: dict[str, Any]) -> Any:
@@ -171,6 +159,22 @@ def fields(source: Source, count: int, allows_nesting: bool = True) -> dict[str,
     """Return `count` different parameters as a mapping from name to schema."""
     schemas: dict[str, dict[str, Any]] = {}
     while len(schemas) < count:
-        field = parameter(source, allows_nesting)
-        schemas.setdefault(field.name, field.schema)
+        schemas.setdefault(*parameter(source, allows_nesting))
     return schemas
+
+
+def outcome(source: Source) -> tuple[Any, str]:
+    """Make a tool's result, and the sentence that reports it."""
+    draw = source.random.random()
+    text = source.phrase(2, 5)
+    if draw < 0.1:
+        return {"error": text}, f"The tool reported an error: {text}."
+    if draw < 0.2:
+        return text, f"The result is: {text}."
+    result: dict[str, Any] = {}
+    if source.chance(0.6):
+        result["status"] = source.pick(["ok", "done", "created", "pending", "success"])
+    for key, schema in fields(source, source.pick([1, 1, 2]), allows_nesting=False).items():
+        result.setdefault(key, value(source, key, schema))
+    facts = " and ".join(f"{key} is {format_value(item)}" for key, item in result.items())
+    return result, f"Result: {facts}."

@@ -456,7 +456,8 @@ def test_drafts_are_compared_on_a_capture(
 @pytest.mark.slow
 def test_sampled_drafts_at_a_low_temperature_are_greedy_ones(capture: Path) -> None:
     pytest.importorskip("torch")
-    from eaglegate.lab.training.unrolling import DraftHead, TargetModel, Trajectory, unroll_answers
+    from eaglegate.lab.training.target import TargetModel
+    from eaglegate.lab.training.unrolling import DraftHead, Trajectory, unroll_answers
 
     target = TargetModel.load(DEMO / "target")
     heads = [DraftHead.load("eagle3", DEMO / "eagle3", target)]

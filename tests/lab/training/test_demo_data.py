@@ -7,7 +7,6 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
@@ -17,14 +16,14 @@ from eaglegate.lab.training.corpus import (
     DENSE,
     FAR,
     LAST,
-    long_documents,
-    short_documents,
-    weighted,
+    make_document,
+    make_long,
+    make_short,
     write_tokenizer,
 )
 from eaglegate.lab.training.data.conversation import LONG, SHORT, conversation
-from eaglegate.lab.training.data.render import answer_text, prompt_segments, prompt_text
-from eaglegate.lab.training.data.source import CITIES, UNICODE_WORDS, WORDS, Source
+from eaglegate.lab.training.data.source import WORDS, Source
+from eaglegate.lab.training.data.turn import answer_text, prompt_segments, prompt_text
 from eaglegate.lab.training.tokenizer import MARKERS, VOCABULARY, function_words, wrap
 
 pytestmark = pytest.mark.thorough
@@ -49,7 +48,7 @@ def test_tokenizer_has_the_markers_as_single_tokens(tokenizer):
 
 @pytest.mark.parametrize("shape", [SHORT, LONG])
 def test_renderer_equals_the_chat_template(tokenizer, shape):
-    chat, source = wrap(tokenizer), Source(5, is_held_out=True)
+    chat, source = wrap(tokenizer), Source(5)
     for _ in range(60 if shape is SHORT else 8):
         made = conversation(source, shape)
         rendered = chat.apply_chat_template(
@@ -59,7 +58,7 @@ def test_renderer_equals_the_chat_template(tokenizer, shape):
 
 
 def test_tokens_survive_the_segments_and_the_round_trip(tokenizer):
-    source = Source(6, is_held_out=True)
+    source = Source(6)
     for _ in range(60):
         made = conversation(source)
         parts = [segment.text for segment in prompt_segments(made)] + list(answer_text(made, True))
@@ -81,19 +80,19 @@ def test_a_value_has_one_spelling(tokenizer):
 @pytest.mark.parametrize(
     ("make", "seed", "digest"),
     [
-        (lambda t, s: short_documents(t, s, 100, 0.12), 12, "9ea4ad50080f"),
-        (lambda t, s: long_documents(t, s, 10), 13, "90ec5038e76b"),
-        (lambda t, s: short_documents(t, s, 100, 0.25, DENSE), 15, "dc6a032b5dd3"),
-        (lambda t, s: short_documents(t, s, 100, 0.12, LAST), 16, "3c30423ba86a"),
-        (lambda t, s: short_documents(t, s, 100, 0.12, CLOSE), 17, "df254a1fe038"),
-        (lambda t, s: long_documents(t, s, 10, FAR, 0.8), 18, "9bdceb1b3edc"),
+        (lambda t, s: make_short(t, s, 100, 0.12), 12, "9ea4ad50080f"),
+        (lambda t, s: make_long(t, s, 10), 13, "90ec5038e76b"),
+        (lambda t, s: make_short(t, s, 100, 0.25, DENSE), 15, "dc6a032b5dd3"),
+        (lambda t, s: make_short(t, s, 100, 0.12, LAST), 16, "3c30423ba86a"),
+        (lambda t, s: make_short(t, s, 100, 0.12, CLOSE), 17, "df254a1fe038"),
+        (lambda t, s: make_long(t, s, 10, FAR, 0.8), 18, "9bdceb1b3edc"),
     ],
     ids=["short", "long", "dense", "last", "close", "far"],
 )
 def test_the_sets_are_those_of_the_recipe(make, seed, digest):
     """Another digest means another demo from `make demo-model`: then change it knowingly."""
     shipped = Tokenizer.from_file(str(SHIPPED))
-    ids = np.concatenate(make(shipped, Source(seed)).ids)
+    ids = make(shipped, Source(seed)).ids
     assert hashlib.sha256(ids.tobytes()).hexdigest()[:12] == digest
 
 
@@ -103,32 +102,23 @@ def test_of_a_held_answer_only_what_the_model_decides_counts(tokenizer, shape):
     source, seen = Source(3), 0
     while seen < 40:
         made = conversation(source, shape)
-        if made.kind != "held":
+        if made.own_spans is None:
             continue
         seen += 1
-        thought, answer = answer_text(made, True)
-        segments = prompt_segments(made)
-        ids, weights = weighted(tokenizer, source, segments, thought, answer, False, made.own_spans)
+        answer = answer_text(made, True)[1]
+        ids, weights = make_document(tokenizer, source, made)
         body = len(tokenizer.encode(answer, add_special_tokens=False).ids)
         kept = ids[-body:][weights[-body:] == ANSWER]
         counted = tokenizer.decode([int(i) for i in kept], skip_special_tokens=False)
         form = re.sub(r"^<tool_call>\n|\n</tool_call>$", "", answer.removesuffix("<|im_end|>"))
         assert isinstance(json.loads(form), dict)
         assert not counted.startswith(("{", "<tool_call>"))
-        for start, end in made.own_spans or ():
+        for start, end in made.own_spans:
             assert answer[start:end] in counted
         for key in json.loads(form):
             assert f'"{key}"' not in counted or form.count(key) > 1
         assert "\n" not in counted
 
 
-def test_the_held_out_side_is_kept_from_training():
-    assert not set(WORDS.train) & set(WORDS.holdout)
-    assert not set(CITIES.train) & set(CITIES.holdout)
-    assert not set(UNICODE_WORDS.train) & set(UNICODE_WORDS.holdout)
-    source = Source(1)
-    assert not {source.split(CITIES) for _ in range(3000)} & set(CITIES.holdout)
-
-
 def test_values_are_never_function_words():
-    assert not set(WORDS.train + WORDS.holdout) & set(function_words())
+    assert not set(WORDS) & set(function_words())

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from shutil import copytree
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from eaglegate.lab.training.checkpoint import load_llama, save_target
-from eaglegate.lab.training.corpus import (
-    CLOSE,
-    DENSE,
-    LAST,
-    sample_texts,
-    short_documents,
-)
-from eaglegate.lab.training.cost_scaled import cost_scaled_demo
+from eaglegate.lab.training.checkpoint import save_target
+from eaglegate.lab.training.corpus import CLOSE, DENSE, LAST, SHORT, make_short, sample_texts
+from eaglegate.lab.training.cost_scaled import DEMO, cost_scaled_demo
 from eaglegate.lab.training.data.source import Source
 from eaglegate.lab.training.induction import wire
 from eaglegate.lab.training.llama import EXPLICIT_UP_TO, Llama, LlamaShape, Rope, causal_attention
-from eaglegate.lab.training.muon import orthogonalise
+from eaglegate.lab.training.optimiser import orthogonalise
 from eaglegate.lab.training.tokenizer import train_tokenizer
-from eaglegate.lab.training.train_target import Recipe, run
+from eaglegate.lab.training.train_target import DataStage, RateStage, Recipe, run
 
 pytestmark = pytest.mark.thorough
 
@@ -68,12 +61,10 @@ def test_the_wired_model_copies_before_any_training(fast):
 def write_data(folder, fast):
     """Write the sets that a recipe reads, all of short documents: long ones take a minute."""
     folder.mkdir(parents=True)
-    short_documents(fast, Source(1), 60, 0.2).save(folder / "short.npz")
-    short_documents(fast, Source(2), 20, 0.2).save(folder / "long.npz")
-    short_documents(fast, Source(3), 20, 0.2, DENSE).save(folder / "dense.npz")
-    short_documents(fast, Source(4), 20, 0.2, LAST).save(folder / "last.npz")
-    short_documents(fast, Source(5), 20, 0.2, CLOSE).save(folder / "close.npz")
-    short_documents(fast, Source(6), 20, 0.2, CLOSE).save(folder / "far.npz")
+    shapes = {"short": SHORT, "long": SHORT, "dense": DENSE, "last": LAST, "close": CLOSE}
+    for number, (name, shape) in enumerate({**shapes, "far": CLOSE}.items()):
+        count = 60 if name == "short" else 20
+        make_short(fast, Source(number + 1), count, 0.2, shape).save(folder / f"{name}.npz")
     return folder
 
 
@@ -82,14 +73,9 @@ def test_training_learns_and_goes_on_where_it_stopped(tmp_path, fast, capsys):
     data = write_data(tmp_path / "whole" / "data", fast)
     copytree(data, tmp_path / "parts" / "data")
     recipe = Recipe(
-        steps=12,
+        (RateStage(12, warmup=3, decay_from=0.5, final=0.01), RateStage(4, scale=0.5)),
+        (DataStage(0, "short"), DataStage(9, "short", "long", 0.9), DataStage(12, "close")),
         batch_tokens=600,
-        long_from=9,
-        long_share=0.9,
-        dense_from=11 / 12,
-        last_steps=2,
-        close_steps=2,
-        warmup=3,
     )
     torch.set_num_threads(1)
     whole = run(recipe, SMALL, tmp_path / "whole")
@@ -109,27 +95,25 @@ def progress(capsys):
 
 
 def test_every_step_knows_what_it_reads():
-    recipe = Recipe(steps=1000, long_from=100, late_from=0.4, dense_from=0.6)
-    drawn = [recipe.kind(step) for step in range(1000)]
-    assert drawn == [recipe.kind(step) for step in range(1000)]
-    assert set(drawn[:100]) == {"short"}
-    assert set(drawn[100:600]) == {"short", "long"}
-    assert set(drawn[600:]) == {"dense", "long"}
-    assert 0.1 < drawn[400:600].count("long") / 200 < 0.35
-    closing = 1000 + recipe.last_steps
-    assert {recipe.kind(step) for step in range(1000, closing)} == {"last", "long"}
-    assert {recipe.kind(step) for step in range(closing, recipe.end)} == {"close", "far"}
+    recipe = Recipe()
+    kinds = [recipe.kind(step) for step in range(recipe.end)]
+    assert kinds[:200] == [recipe.kind(step) for step in range(200)]
+    ends = [*(stage.first_step for stage in recipe.data[1:]), recipe.end]
+    for stage, end in zip(recipe.data, ends, strict=True):
+        part = kinds[stage.first_step : end]
+        assert set(part) == {stage.short, stage.long} - {""}
+        assert part.count(stage.long) / len(part) == pytest.approx(stage.long_share, abs=0.05)
 
 
 def test_the_rate_warms_up_stays_and_falls():
-    recipe = replace(Recipe(steps=100, last_steps=50), warmup=10, decay_from=0.5)
+    recipe = Recipe((RateStage(100, 1.0, 10, 0.5, 0.01), RateStage(50, 0.4), RateStage(20, 0.3, 4)))
     assert recipe.scale(0) == pytest.approx(0.1)
     assert recipe.scale(20) == recipe.scale(49) == 1.0
     assert recipe.scale(75) == pytest.approx(0.5)
-    assert recipe.scale(99) >= recipe.final
-    assert recipe.scale(100) == recipe.last_scale > recipe.scale(149) > 0
-    assert recipe.scale(150) == pytest.approx(recipe.close_scale / 10)
-    assert recipe.close_scale > recipe.scale(160) > recipe.scale(recipe.end - 1) > 0
+    assert recipe.scale(99) == pytest.approx(0.02)
+    assert recipe.scale(100) == 0.4 > recipe.scale(149) > 0
+    assert recipe.scale(150) == pytest.approx(0.3 / 4)
+    assert recipe.scale(153) > recipe.scale(169) > 0
 
 
 @torch.no_grad()
@@ -155,18 +139,21 @@ def test_cost_scaled_target_is_the_same_function(tmp_path, tokenizer):
     (draft / "config.json").write_text('{"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}')
     (draft / "model.safetensors").write_bytes(b"")
     cost_scaled_demo(tmp_path / "target", [draft], 4, tmp_path / "scaled", torch.float32)
-    scaled = load_llama(tmp_path / "scaled" / "target")
-    assert scaled.shape.num_hidden_layers == 6
-    ids, rope = torch.randint(4, 2000, (1, 30)), Rope.table(30, 64, SMALL.rope_theta)
-    assert torch.equal(model(ids, rope), scaled(ids, rope))
+    ids = torch.randint(4, 2000, (1, 30))
+    plain, scaled = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float32)
+        for name in ("target", "scaled/target")
+    )
+    assert scaled.config.num_hidden_layers == 6
+    assert torch.equal(plain(ids).logits, scaled(ids).logits)
     config = json.loads((tmp_path / "scaled" / "eagle3_1" / "config.json").read_text())
     assert config["eagle_aux_hidden_state_layer_ids"] == [0, 3, 6]
     assert "cost_scaled" in json.loads((tmp_path / "scaled" / "target" / "config.json").read_text())
 
 
-def test_identity_layers_are_spread_evenly_or_refused(tmp_path, tokenizer):
+def test_identity_layers_are_spread_evenly_or_refused(tmp_path):
     with pytest.raises(ValueError, match="3 identity layers"):
-        save_target(Llama(SMALL), tokenizer, tmp_path, identity_layers=3)
+        cost_scaled_demo(DEMO / "target", [], 3, tmp_path)
 
 
 def test_both_attentions_agree():
