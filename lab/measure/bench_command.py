@@ -59,9 +59,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("stopped; --resume with the same --out continues", file=sys.stderr)
         return 130
-    report = make_report(plan, blocks, describe_run("bench", argv))
-    files = report.write(folder)
-    print(report.render_text(), "", *files, sep="\n")
+    make_report(plan, blocks, describe_run("bench", argv)).print(folder)
     return 0
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from eaglegate.lab.measure.bench import BenchPlan, LoadPoint
 from eaglegate.lab.measure.bench_compare import (
@@ -33,21 +33,20 @@ from eaglegate.lab.measure.figures import (
 )
 from eaglegate.lab.measure.report import (
     Conclusion,
-    Page,
+    Report,
+    Section,
     format_estimate,
     format_number,
     format_ratio,
-    format_share,
-    format_table,
+    to_point,
     write_json,
 )
 from eaglegate.lab.measure.statistics import Estimate, Summary
 
-Table = tuple[list[str], list[list[str]]]
 
-
-@dataclass(frozen=True, slots=True)
-class BenchReport:
+@dataclass(frozen=True)
+class BenchReport(Report):
+    TITLE: ClassVar[str] = "eaglegate bench"
     run: dict[str, Any]
     plan: dict[str, Any]
     conclusion: Conclusion | None
@@ -59,48 +58,45 @@ class BenchReport:
     step_costs: dict[str, Any] | None = None
     """Time of a step by concurrency and depth, in milliseconds, with ``--depths``."""
 
+    def conclude(self) -> Conclusion | None:
+        return self.conclusion
+
+    def describe(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def describe_run(self) -> dict[str, Any]:
+        return self.run | self.plan
+
+    def list_notes(self) -> list[str]:
+        return [f"note: {note}" for note in self.notes]
+
     def write(self, folder: Path) -> list[Path]:
-        """Write the report and return its files."""
-        write_json(folder / "report.json", asdict(self))
-        (folder / "report.html").write_text(self.render_page(), encoding="utf-8")
-        files = [folder / "report.json", folder / "report.html"]
+        files = super().write(folder)
         if self.step_costs is not None:
-            write_json(folder / COST_TABLE, self.step_costs)
             files.append(folder / COST_TABLE)
+            write_json(files[-1], self.step_costs)
         return files
 
-    def render_text(self) -> str:
-        lines = [*(self.conclusion.lines if self.conclusion else ())]
-        lines += [f"note: {note}" for note in self.notes]
-        parts = ["\n".join(lines)] if lines else []
-        for title, (head, rows) in self.tables():
-            parts += [title, format_table(head, rows)]
-        return "\n\n".join([*parts, f"$ {self.run['command']}"])
-
-    def tables(self) -> list[tuple[str, Table]]:
-        tables = [("Throughput", self.depth_rows() if self.depths else self.rows())]
-        tables.append(("Latency, in milliseconds", self.latency_rows()))
+    def make_sections(self) -> Iterator[Section]:
+        depths = self.plan.get("depths")
+        yield self._section_of_depths(depths) if depths else self._section_of_settings()
+        yield self._section_of_latency()
         if any(f.acceptance for f in self.figures):
-            tables.append(("Acceptance", self.acceptance_rows()))
+            yield self._section_of_acceptance()
         if len(self.categories) > 1:
-            tables.append(("By category", self.category_rows()))
-        return tables
+            yield self._section_of_categories()
 
-    @property
-    def depths(self) -> list[int]:
-        return list(self.plan.get("depths", ()))
-
-    def _compare(self, f: Figures) -> tuple[str, str]:
+    def _compare(self, f: Figures) -> list[str]:
         """Return a setting's speed per user and throughput over the baseline; empty for the
         baseline.
         """
         for c in self.comparisons:
             if (c.setting, c.load) == (f.setting, f.load):
                 placeholder = describe_missing(c.repeats)
-                return tuple(format_ratio(r) or placeholder for r in (c.user_speed, c.throughput))  # type: ignore[return-value]
-        return "", ""
+                return [format_ratio(r) or placeholder for r in (c.user_speed, c.throughput)]
+        return ["", ""]
 
-    def rows(self) -> Table:
+    def _section_of_settings(self) -> Section:
         """Return the published table."""
         head = ["load", "setting", "tokens/s per user", "over baseline"]
         head += ["tokens/s total", "over baseline", "goodput/s", "requests", "failed"]
@@ -112,16 +108,16 @@ class BenchReport:
                 format_estimate(f.throughput), total,
                 format_number(f.goodput), str(f.requests), str(f.failed),
             ])  # fmt: skip
-        return head, rows
+        return Section("Throughput", head, rows, self._draw_throughput())
 
-    def depth_rows(self) -> Table:
+    def _section_of_depths(self, depths: Sequence[int]) -> Section:
         """Return a row per load and depth, smallest depth first."""
         head = ["load", "depth", "tokens/s per user", "over depth 0", "tokens/s total"]
         head += ["over depth 0", "TPOT ms", "acceptance length", "fallback", "requests", "failed"]
         rows = []
         for load in dict.fromkeys(f.load for f in self.figures):
             of_load = {f.setting: f for f in self.figures if f.load == load}
-            for depth in self.depths:
+            for depth in depths:
                 f = of_load[name_depth(depth)]
                 speed, total = self._compare(f)
                 rows.append([
@@ -129,30 +125,45 @@ class BenchReport:
                     format_estimate(f.throughput), total, format_number(_pooled_tpot_ms(f)),
                     *_format_acceptance(f.acceptance)[:2], str(f.requests), str(f.failed),
                 ])  # fmt: skip
-        return head, rows
+        return Section("Throughput", head, rows, self._draw_throughput())
 
-    def latency_rows(self) -> tuple[list[str], list[list[str]]]:
+    def _section_of_latency(self) -> Section:
         head = ["load", "setting"]
         for name in ("TTFT", "TPOT", "ITL", "E2EL"):
             head += [f"{name} mean", "p50", "p99"]
-        rows = []
-        for f in self.figures:
-            row = [f.load, f.setting]
-            for summary in (f.ttft, f.tpot, f.itl, f.e2el):
-                row += _format_summary(summary)
-            rows.append(row)
-        return head, rows
-
-    def acceptance_rows(self) -> tuple[list[str], list[list[str]]]:
-        head = ["load", "setting", "acceptance length", "fallback", "at position 1, 2, ...", "from"]
         rows = [
-            [f.load, f.setting, *_format_acceptance(f.acceptance)]
+            [
+                f.load,
+                f.setting,
+                *(
+                    cell
+                    for item in (f.ttft, f.tpot, f.itl, f.e2el)
+                    for cell in _format_summary(item)
+                ),
+            ]
             for f in self.figures
-            if f.acceptance is not None
         ]
-        return head, rows
+        charts = [
+            self._draw("TTFT median", "ms", lambda f: _find_median(f.ttft)),
+            self._draw("TPOT median", "ms", lambda f: _find_median(f.tpot)),
+        ]
+        return Section("Latency, in milliseconds", head, rows, charts)
 
-    def category_rows(self) -> tuple[list[str], list[list[str]]]:
+    def _section_of_acceptance(self) -> Section:
+        head = ["load", "setting", "acceptance length", "fallback", "at position 1, 2, ...", "from"]
+        measured = [(f, f.acceptance) for f in self.figures if f.acceptance is not None]
+        rows = [[f.load, f.setting, *_format_acceptance(acceptance)] for f, acceptance in measured]
+        lines = [
+            Line(
+                f"{f.setting} at {f.load}",
+                [Point(index, share) for index, share in enumerate(acceptance.per_position, 1)],
+            )
+            for f, acceptance in measured
+        ]
+        title = "Accepted, of the drafts that reached the position"
+        return Section("Acceptance", head, rows, [draw_lines(title, lines, "position", "share")])
+
+    def _section_of_categories(self) -> Section:
         head = ["category", "load", "setting", "tokens/s per user", "TPOT mean"]
         head += ["acceptance length", "requests"]
         rows = [
@@ -164,81 +175,31 @@ class BenchReport:
             for name, figures in self.categories.items()
             for f in figures
         ]  # fmt: skip
-        return head, rows
+        return Section("By category", head, rows)
 
-    def render_page(self) -> str:
-        page = Page("eaglegate bench", self.conclusion)
-        page.add_list([f"Note: {note}" for note in self.notes])
-        charts = {
-            "Throughput": self._throughput_charts,
-            "Latency, in milliseconds": self._latency_charts,
-            "Acceptance": self._acceptance_charts,
-        }
-        for title, table in self.tables():
-            page.add_heading(title)
-            page.add_table(*table)
-            if title in charts:
-                page.add_charts(charts[title]())
-        page.add_run(self.run | self.plan)
-        return page.render()
-
-    def _lines(self, value: Callable[[Figures], Point | None]) -> list[Line]:
-        names = dict.fromkeys(f.setting for f in self.figures)
+    def _draw_throughput(self) -> list[str]:
         return [
-            Line(name, [p for f in self.figures if f.setting == name and (p := value(f))])
-            for name in names
+            self._draw("Tokens per second, per user", "tokens/s", lambda f: f.user_speed),
+            self._draw("Tokens per second, total", "tokens/s", lambda f: f.throughput),
         ]
 
-    def _throughput_charts(self) -> list[str]:
-        axis = self.plan["axis"]
-        return [
-            draw_lines(
-                "Tokens per second, per user",
-                self._lines(lambda f: _to_point(self._x(f), f.user_speed)),
-                axis, "tokens/s", log_x=True,
-            ),
-            draw_lines(
-                "Tokens per second, total",
-                self._lines(lambda f: _to_point(self._x(f), f.throughput)),
-                axis, "tokens/s", log_x=True,
-            ),
-        ]  # fmt: skip
-
-    def _latency_charts(self) -> list[str]:
-        def make_reader(name: str, part: str) -> Callable[[Figures], Point | None]:
-            def read(f: Figures) -> Point | None:
-                summary = getattr(f, name)
-                return None if summary is None else Point(self._x(f), getattr(summary, part))
-
-            return read
-
-        axis = self.plan["axis"]
-        return [
-            draw_lines(
-                f"{title} {part}", self._lines(make_reader(name, part)), axis, "ms", log_x=True
-            )
-            for title, name in (("TTFT", "ttft"), ("TPOT", "tpot"))
-            for part in ("median", "p99")
-        ]
-
-    def _acceptance_charts(self) -> list[str]:
-        lines = [
-            Line(
-                f"{f.setting} at {f.load}",
-                [Point(index + 1, share) for index, share in enumerate(f.acceptance.per_position)],
-            )
-            for f in self.figures
-            if f.acceptance is not None
-        ]
-        title = "Accepted, of the drafts that reached the position"
-        return [draw_lines(title, lines, "position", "share")]
-
-    def _x(self, figures: Figures) -> float:
-        return float(self.plan["x"][figures.load])
+    def _draw(
+        self, title: str, unit: str, read: Callable[[Figures], Estimate | float | None]
+    ) -> str:
+        """Draw a figure of each setting by load."""
+        lines: dict[str, list[Point]] = {}
+        for f in self.figures:
+            x, value = float(self.plan["x"][f.load]), read(f)
+            if value is not None:
+                point = to_point(x, value) if isinstance(value, Estimate) else Point(x, value)
+                lines.setdefault(f.setting, []).append(point)
+        return draw_lines(
+            title, [Line(*item) for item in lines.items()], self.plan["axis"], unit, log_x=True
+        )
 
 
-def _to_point(x: float, estimate: Estimate | None) -> Point | None:
-    return None if estimate is None else Point(x, estimate.value, estimate.low, estimate.high)
+def _find_median(summary: Summary | None) -> float | None:
+    return None if summary is None else summary.median
 
 
 def _format_summary(summary: Summary | None) -> list[str]:
@@ -250,13 +211,9 @@ def _format_summary(summary: Summary | None) -> list[str]:
 def _format_acceptance(acceptance: AcceptanceFigures | None) -> list[str]:
     if acceptance is None:
         return ["", "", "", ""]
+    fallback = "" if acceptance.fallback is None else f"{acceptance.fallback:.1%}"
     positions = ", ".join(f"{share:.2f}" for share in acceptance.per_position)
-    return [
-        format_number(acceptance.length),
-        format_share(acceptance.fallback),
-        positions,
-        acceptance.source,
-    ]
+    return [format_number(acceptance.length), fallback, positions, acceptance.source]
 
 
 def _pooled_tpot_ms(figures: Figures) -> float | None:

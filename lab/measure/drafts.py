@@ -9,7 +9,7 @@ Definitions: docs/drafts-compare.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -257,15 +257,17 @@ def _length(
 
 def predict_time(length: Estimate, cost: CostTable, batch: float, depth: int) -> Estimate:
     """Return step time over tokens per step, with the interval of the acceptance length."""
-    step = cost.step_time(batch, depth)
-    low, high = length.low, length.high
-    return Estimate(
-        step / length.value,
-        None if high is None else step / high,
-        None if low is None else step / low,
-        length.level,
-        length.observations,
-        length.clusters,
+    return invert(length, cost.step_time(batch, depth))
+
+
+def invert(estimate: Estimate, numerator: float) -> Estimate:
+    """Return ``numerator`` over an estimate."""
+    low, high = estimate.low, estimate.high
+    return replace(
+        estimate,
+        value=numerator / estimate.value,
+        low=None if high is None else numerator / high,
+        high=None if low is None else numerator / low,
     )
 
 

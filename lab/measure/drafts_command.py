@@ -56,18 +56,11 @@ def main(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv[1:])
     try:
         run = describe_run("drafts", argv)
-        write_report(DraftsReport(run, summarise(compare(options))), options.out)
+        DraftsReport(run, summarise(compare(options))).print(options.out)
     except (CompareError, CaptureError, OSError, ValueError) as error:
         print(f"eaglegate drafts: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def write_report(report: DraftsReport, folder: Path) -> None:
-    """Write the report to its folder and to the terminal. Raises OSError."""
-    report.write(folder)
-    print(report.render_text())
-    print(f"\n{folder}/report.json\n{folder}/report.html")
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 from eaglegate.lab.measure.charts import Line, Point, draw_groups, draw_intervals, draw_lines
-from eaglegate.lab.measure.drafts import ALL, ServedLength
-from eaglegate.lab.measure.drafts_conclusion import conclude_drafts
+from eaglegate.lab.measure.drafts import ALL, ServedLength, invert
 from eaglegate.lab.measure.report import (
     KINDS,
     Conclusion,
-    Page,
-    Rows,
+    Report,
+    Section,
     capitalise,
     format_estimate,
-    format_table,
-    write_json,
+    format_ratio,
+    to_point,
 )
 from eaglegate.lab.measure.statistics import Estimate, Verdict
 
@@ -26,21 +24,15 @@ DIGITS = 4
 """Digits of acceptance lengths, because drafts differ in the third."""
 SHOWN_DEPTHS = (1, 3, 5)
 """Columns of the first table besides the deepest depth."""
+ORDER = (Verdict.BETTER, Verdict.UNKNOWN, Verdict.SAME, Verdict.WORSE)
+"""Order of verdicts. The first that any draft has is the conclusion's verdict."""
 
 
-class Section(NamedTuple):
-    """Title, table and, on the page, charts."""
-
-    title: str
-    head: Sequence[str]
-    rows: Rows
-    charts: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class DraftsReport:
+@dataclass(frozen=True)
+class DraftsReport(Report):
     """Report of a comparison. ``results`` is the result of ``drafts_command.summarise``."""
 
+    TITLE: ClassVar[str] = "eaglegate drafts compare"
     run: Mapping[str, Any]
     results: Mapping[str, Any]
 
@@ -55,30 +47,12 @@ class DraftsReport:
     def max_depth(self) -> int:
         return int(self.results["depths"][-1])
 
-    def write(self, folder: Path) -> None:
-        write_json(folder / "report.json", {**self.run, **self.results})
-        (folder / "report.html").write_text(self.render_page(), encoding="utf-8")
+    def describe(self) -> dict[str, Any]:
+        return {**self.run, **self.results}
 
-    def render_text(self) -> str:
-        lines = [*self.conclusion.lines, *self.list_refused()]
-        for title, head, rows, _ in self.make_sections():
-            lines += ["", title, "", format_table(head, rows)]
-        return "\n".join([*lines, "", f"$ {self.run['command']}"])
-
-    @property
-    def conclusion(self) -> Conclusion:
+    def conclude(self) -> Conclusion:
         conclusion = conclude_drafts(self.results)
         return conclusion._replace(lines=(*conclusion.lines, self.describe_answers()))
-
-    def render_page(self) -> str:
-        page = Page("eaglegate drafts compare", self.conclusion)
-        page.add_list(self.list_refused())
-        for title, head, rows, charts in self.make_sections():
-            page.add_heading(capitalise(title))
-            page.add_table(head, rows)
-            page.add_charts(charts)
-        page.add_run(self.run)
-        return page.render()
 
     def describe_answers(self) -> str:
         results = self.results
@@ -87,7 +61,7 @@ class DraftsReport:
             f"{results['sampled']} of them sampled; {results['left_out']} left out"
         )
 
-    def list_refused(self) -> list[str]:
+    def list_notes(self) -> list[str]:
         return [
             f"{label} is refused: {'; '.join(draft['findings'])}"
             for label, draft in self.results["drafts"].items()
@@ -124,31 +98,19 @@ class DraftsReport:
         return Section(title, ["draft", "method", *(f"K = {k}" for k in depths)], rows, [chart])
 
     def _section_of_parts(self, name: str, part: str) -> Section:
-        parts_by_draft = {label: draft[part] for label, draft in self.fit.items()}
-        names = list(dict.fromkeys(key for parts in parts_by_draft.values() for key in parts))
+        drafts = {label: draft[part] for label, draft in self.fit.items()}
+        names = list(dict.fromkeys(key for parts in drafts.values() for key in parts))
         lengths = {
-            key: {
-                label: parts.get(key, {}).get(self.max_depth)
-                for label, parts in parts_by_draft.items()
-            }
+            key: {label: parts.get(key, {}).get(self.max_depth) for label, parts in drafts.items()}
             for key in names
         }
-        rows = [[key, *map(format_length, lengths[key].values())] for key in names]
+        rows = [[key, *map(format_length, by_draft.values())] for key, by_draft in lengths.items()]
         groups = [
-            (
-                key,
-                [
-                    (label, _to_point(0, length))
-                    for label, length in lengths_by_draft.items()
-                    if length
-                ],
-            )
-            for key, lengths_by_draft in lengths.items()
+            (key, [(label, to_point(0, item)) for label, item in by_draft.items() if item])
+            for key, by_draft in lengths.items()
         ]
         title = f"acceptance length by {name}, K = {self.max_depth}"
-        return Section(
-            title, [name, *parts_by_draft], rows, [draw_groups(capitalise(title), groups)]
-        )
+        return Section(title, [name, *drafts], rows, [draw_groups(capitalise(title), groups)])
 
     def _section_of_positions(self) -> Section:
         shares = {
@@ -156,15 +118,11 @@ class DraftsReport:
             for label, draft in self.fit.items()
         }
         rows = [
-            [
-                str(index + 1),
-                *(format_estimate(draft_shares[index]) for draft_shares in shares.values()),
-            ]
+            [str(index + 1), *(format_estimate(side[index]) for side in shares.values())]
             for index in range(self.max_depth)
         ]
         lines = [
-            Line(label, _to_points(dict(enumerate(draft_shares, 1))))
-            for label, draft_shares in shares.items()
+            Line(label, _to_points(dict(enumerate(side, 1)))) for label, side in shares.items()
         ]
         title = "accepted of the drafts that reached the position"
         chart = draw_lines("Acceptance per position", lines, "position", "share that reached it")
@@ -188,7 +146,7 @@ class DraftsReport:
             for name, row in slices.items()
         ]
         intervals = [
-            (name, _to_point(row["ratio"].value, row["ratio"]), KINDS[Verdict(row["verdict"])])
+            (name, to_point(0, row["ratio"]), KINDS[Verdict(row["verdict"])])
             for name, row in slices.items()
             if row["ratio"] is not None
         ]
@@ -229,9 +187,59 @@ def format_difference(difference: Estimate | None) -> str:
     return f"{difference.value:+.3f} ({difference.low:+.3f} to {difference.high:+.3f})"
 
 
-def _to_point(x: float, estimate: Estimate) -> Point:
-    return Point(x, estimate.value, estimate.low, estimate.high)
-
-
 def _to_points(by_x: Mapping[int, Estimate | None]) -> list[Point]:
-    return [_to_point(x, estimate) for x, estimate in by_x.items() if estimate is not None]
+    return [to_point(x, estimate) for x, estimate in by_x.items() if estimate is not None]
+
+
+def conclude_drafts(results: Mapping[str, Any]) -> Conclusion:
+    """Compare every draft with the first, and name the fastest draft and depth if costs are known.
+
+    ``results`` is the result of ``drafts_command.summarise``.
+    """
+    verdicts = [Verdict(slices[ALL]["verdict"]) for slices in results["against"]["drafts"].values()]
+    verdict = next((verdict for verdict in ORDER if verdict in verdicts), Verdict.UNKNOWN)
+    lines = [*_compare_with_first(results), *_name_fastest(results)]
+    return Conclusion(
+        verdict, tuple(lines or _list_lengths(results) or ["No draft can be compared"])
+    )
+
+
+def _compare_with_first(results: Mapping[str, Any]) -> Iterator[str]:
+    depth = results["against"]["depth"]
+    for label, slices in results["against"]["drafts"].items():
+        row = slices[ALL]
+        ratio = format_ratio(row["ratio"])
+        reason = f"{ratio} tokens per step at K = {depth}" if ratio else row["reason"]
+        yield f"{label} against {results['against']['base']}: {row['verdict']} ({reason})"
+
+
+def _list_lengths(results: Mapping[str, Any]) -> list[str]:
+    depth = results["against"]["depth"]
+    return [
+        f"{label}: {format_estimate(draft['slices'][ALL][depth])} tokens per step at K = {depth}"
+        for label, draft in results["drafts"].items()
+        if not draft["refused"]
+    ]
+
+
+def _name_fastest(results: Mapping[str, Any]) -> Iterator[str]:
+    times = [
+        (time, f"{label} at K = {depth}")
+        for label, draft in results["drafts"].items()
+        for depth, time in draft.get("time_per_token_ms", {}).items()
+        if time is not None
+    ]
+    if not times:
+        return
+    time, name = min(times, key=lambda item: item[0].value)
+    batch = f"with {results['batch']:g} sequences at a time"
+    gain = results["plain_ms"] and invert(time, results["plain_ms"])
+    if gain and gain.value <= 1:
+        yield f"No draft is predicted to pay {batch}: the best, {name}, is {_say_gain(gain)}"
+        return
+    gain_text = f", {_say_gain(gain)}" if gain else ""
+    yield f"Fastest {batch}: {name}, {format_estimate(time)} ms per token{gain_text} (predicted)"
+
+
+def _say_gain(gain: Estimate) -> str:
+    return f"{format_ratio(gain) or f'about {gain.value:.2f}x'} over no speculation"

@@ -185,15 +185,10 @@ class AcceptanceFigures:
     """"answers" for the answers' own accounts, "counters" for the server's, with other traffic."""
     length: float | None
     """1 + A / D"""
-    rate: float | None
-    """A / P"""
     per_position: tuple[float, ...]
     """A_i over the drafts that reached position i, or over all drafts if that is not known."""
-    conditional: tuple[float | None, ...]
-    """A_i / A_(i-1)"""
     fallback: float | None
     """(D_0 + F) / (D + F)"""
-    verify_steps: int
 
 
 def compute_figures(blocks: Sequence[Block], goal: Goal | None = None) -> Figures:
@@ -290,11 +285,8 @@ def describe_acceptance(totals: Totals, source: str) -> AcceptanceFigures:
     return AcceptanceFigures(
         source=source,
         length=totals.acceptance_length,
-        rate=totals.acceptance_rate,
         per_position=tuple(accepted / drafts for accepted, drafts in pairs if drafts),
-        conditional=totals.conditional_acceptance,
         fallback=totals.fallback_ratio if is_complete else None,
-        verify_steps=totals.verify_steps,
     )
 
 

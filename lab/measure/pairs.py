@@ -97,8 +97,8 @@ class SliceReport:
     def label(self) -> str:
         return f"{self.kind} {self.name}" if self.kind else "all"
 
-    def row(self, name: str) -> Row:
-        return next(row for row in self.rows if row.name == name)
+    def judge(self, name: str) -> Finding:
+        return next(row.finding for row in self.rows if row.name == name)
 
     @property
     def accused(self) -> list[Row]:
@@ -311,8 +311,8 @@ class TextReport:
 def conclude(overall: SliceReport, tools: ToolReport, errors: Finding, text: TextReport) -> Finding:
     """Return WORSE if anything is worse, and BETTER if TPOT is better and nothing is worse."""
     findings = {
-        "TPOT": overall.row("TPOT").finding,
-        "TTFT": overall.row("TTFT").finding,
+        "TPOT": overall.judge("TPOT"),
+        "TTFT": overall.judge("TTFT"),
         "tool calls": tools.finding,
         "errors": errors,
         "text": text.finding,

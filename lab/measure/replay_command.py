@@ -63,9 +63,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("stopped; --resume with the same --out continues", file=sys.stderr)
         return 130
-    report.write(folder)
-    print(report.render_text())
-    print(f"\n{folder}/report.json\n{folder}/report.html")
+    report.print(folder)
     return {Verdict.WORSE: 3, Verdict.UNKNOWN: 4}.get(report.verdict.verdict, 0)
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from eaglegate.lab.measure.charts import Line, Point, draw_intervals, draw_lines
 from eaglegate.lab.measure.figures import AcceptanceFigures
 from eaglegate.lab.measure.pairs import (
     Pair,
-    Row,
     SliceReport,
     TextReport,
     ToolReport,
@@ -25,16 +23,19 @@ from eaglegate.lab.measure.pairs import (
 from eaglegate.lab.measure.report import (
     KINDS,
     Conclusion,
-    Page,
+    Report,
+    Section,
     format_number,
-    format_table,
-    write_json,
+    to_point,
 )
 from eaglegate.lab.measure.statistics import Estimate, Finding
 
+MAX_CHARTS = 13
 
-@dataclass(frozen=True, slots=True)
-class ReplayReport:
+
+@dataclass(frozen=True)
+class ReplayReport(Report):
+    TITLE: ClassVar[str] = "eaglegate replay"
     run: Mapping[str, Any]
     base: str
     other: str
@@ -53,34 +54,19 @@ class ReplayReport:
     text_finding: Finding
     notes: tuple[str, ...]
 
-    @property
-    def accused(self) -> list[tuple[SliceReport, Row]]:
-        return [
-            (slice_report, row) for slice_report in self.slices[1:] for row in slice_report.accused
-        ]
+    def describe(self) -> dict[str, Any]:
+        return asdict(self)
 
-    def write(self, folder: Path) -> None:
-        write_json(folder / "report.json", asdict(self))
-        (folder / "report.html").write_text(self.render_page(), encoding="utf-8")
-
-    @property
-    def conclusion(self) -> Conclusion:
+    def conclude(self) -> Conclusion:
         finding = self.verdict
-        lines = [f"{self.other} against {self.base}: {finding.verdict} ({finding.reason})"]
-        return Conclusion(finding.verdict, (*lines, self.describe_pairs()))
+        line = f"{self.other} against {self.base}: {finding.verdict} ({finding.reason})"
+        pairs = f"{self.pairs} pairs of {self.requests} requests in {self.sessions} sessions"
+        return Conclusion(finding.verdict, (line, pairs))
 
-    def describe_pairs(self) -> str:
-        return f"{self.pairs} pairs of {self.requests} requests in {self.sessions} sessions"
-
-    def render_text(self) -> str:
-        lines = [*self.conclusion.lines, "", *self.sentences(), ""]
-        lines += [format_table(*self.slice_rows()), "", format_table(*self.acceptance_rows()), ""]
-        return "\n".join([*lines, f"$ {self.run['command']}"])
-
-    def sentences(self) -> list[str]:
+    def list_notes(self) -> list[str]:
         return [
-            *(f"slice worse: {slice_report.label}: {row.name} {percent(row.ratio)}"
-              for slice_report, row in self.accused),
+            *(f"slice worse: {report.label}: {row.name} {percent(row.ratio)}"
+              for report in self.slices[1:] for row in report.accused),
             f"tool calls: {self.tools.finding.verdict} ({self.tools.finding.reason})"
             f" {_format_counts(self.base, self.tools.base)}"
             f" {_format_counts(self.other, self.tools.other)}",
@@ -90,85 +76,43 @@ class ReplayReport:
             *(f"note: {note}" for note in self.notes),
         ]  # fmt: skip
 
-    def slice_rows(self) -> tuple[list[str], list[list[str]]]:
+    def make_sections(self) -> Iterator[Section]:
         names = [row.name for row in self.slices[0].rows]
-        head = ["slice", "pairs", "sessions", *names, "texts differ"]
         rows = [
-            [slice_report.label, str(slice_report.pairs), str(slice_report.sessions)]
-            + [f"{percent(row.ratio)} {row.finding.verdict}".strip() for row in slice_report.rows]
-            + [str(slice_report.different)]
-            for slice_report in self.slices
+            [report.label, str(report.pairs), str(report.sessions)]
+            + [f"{percent(row.ratio)} {row.finding.verdict}".strip() for row in report.rows]
+            + [str(report.different)]
+            for report in self.slices
         ]
-        return head, rows
-
-    def acceptance_rows(self) -> tuple[list[str], list[list[str]]]:
+        head = ["slice", "pairs", "sessions", *names, "texts differ"]
+        title = f"Slices: changes of {self.other} over {self.base}"
+        yield Section(title, head, rows, [self._draw_intervals(name) for name in names])
         head = ["slice", f"{self.base}: length", "at position 1, 2, ..."]
         head += [f"{self.other}: length", "at position 1, 2, ..."]
         rows = [
-            [
-                slice_report.label,
-                *_format_acceptance(slice_report.base),
-                *_format_acceptance(slice_report.other),
-            ]
-            for slice_report in self.slices
+            [report.label, *_format_acceptance(report.base), *_format_acceptance(report.other)]
+            for report in self.slices
         ]
-        return head, rows
+        charts = [self._draw_acceptance(report) for report in self.slices[:MAX_CHARTS]]
+        yield Section("Acceptance", head, rows, charts)
 
-    def render_page(self) -> str:
-        page = Page("eaglegate replay", self.conclusion)
-        page.add_list(self.sentences())
-        page.add_heading("Slices")
-        page.add_text(
-            "Changes are of the second setting over the first; intervals are clustered by session, "
-            "those of times by window."
-        )
-        page.add_table(*self.slice_rows())
-        page.add_charts(self._interval_charts())
-        page.add_heading("Acceptance")
-        page.add_table(*self.acceptance_rows())
-        page.add_charts(self._acceptance_charts())
-        page.add_run(self.run)
-        return page.render()
-
-    def _interval_charts(self) -> list[str]:
-        charts = []
-        for row in self.slices[0].rows:
-            rows = [
-                (slice_report.label, _to_point(slice_row.ratio), KINDS[slice_row.finding.verdict])
-                for slice_report in self.slices
-                if (slice_row := slice_report.row(row.name)).ratio is not None
-            ]
-            charts.append(draw_intervals(row.name, rows, f"{self.other} over {self.base}"))
-        return charts
-
-    def _acceptance_charts(self) -> list[str]:
-        return [
-            draw_lines(
-                f"Acceptance per position: {slice_report.label}",
-                [
-                    Line(
-                        name,
-                        [
-                            Point(index + 1, share)
-                            for index, share in enumerate(acceptance.per_position)
-                        ],
-                    )
-                    for name, acceptance in (
-                        (self.base, slice_report.base),
-                        (self.other, slice_report.other),
-                    )
-                    if acceptance is not None
-                ],
-                "position",
-                "share of drafts that reached it",
-            )
-            for slice_report in self.slices[:13]
+    def _draw_intervals(self, name: str) -> str:
+        rows = [
+            (report.label, to_point(0, row.ratio), KINDS[row.finding.verdict])
+            for report in self.slices
+            for row in report.rows
+            if row.name == name and row.ratio is not None
         ]
+        return draw_intervals(name, rows, f"{self.other} over {self.base}")
 
-
-def _to_point(ratio: Estimate | None) -> Point:
-    assert ratio is not None
-    return Point(ratio.value, ratio.value, ratio.low, ratio.high)
+    def _draw_acceptance(self, report: SliceReport) -> str:
+        lines = [
+            Line(name, [Point(index, share) for index, share in enumerate(side.per_position, 1)])
+            for name, side in ((self.base, report.base), (self.other, report.other))
+            if side is not None
+        ]
+        title = f"Acceptance per position: {report.label}"
+        return draw_lines(title, lines, "position", "share of drafts that reached it")
 
 
 def _format_acceptance(acceptance: AcceptanceFigures | None) -> list[str]:

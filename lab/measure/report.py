@@ -1,19 +1,21 @@
-"""Parts of every report: its command, tables, and one self-contained HTML page."""
+"""Reports: conclusion, notes and sections as JSON, text, and one self-contained HTML page."""
 
 from __future__ import annotations
 
 import os
 import platform
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import orjson
 
 from eaglegate import __version__
+from eaglegate.lab.measure.charts import Point
 from eaglegate.lab.measure.statistics import Estimate, Verdict
 
 SECRET_FLAGS = ("--header", "--api-key", "--capture-key", "--key")
@@ -34,7 +36,7 @@ pre { background: #8882; border-radius: 4px; padding: .6rem; white-space: pre-wr
 .charts { display: grid; gap: 1rem; }
 .charts { grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); }
 svg { width: 100%; max-width: 560px; } svg text { font-size: 11px; fill: currentColor; }
-svg .title { font-size: 13px; font-weight: 600; } svg .mid { text-anchor: middle; }
+figure { margin: 0; } figcaption { font-size: 13px; } svg .mid { text-anchor: middle; }
 svg .end { text-anchor: end; } svg .grid { stroke: var(--soft); stroke-width: .5; }
 svg .one { stroke: currentColor; stroke-dasharray: 3 3; }
 svg polyline { fill: none; stroke-width: 2; }
@@ -45,13 +47,7 @@ section.same, section.unknown { color: #64748b; }
 """
 
 
-KINDS = {
-    Verdict.BETTER: "better",
-    Verdict.WORSE: "worse",
-    Verdict.SAME: "same",
-    Verdict.UNKNOWN: "unknown",
-    Verdict.NO_DRAFTS: "unknown",
-}
+KINDS = dict(zip(Verdict, ("better", "worse", "same", "unknown", "unknown"), strict=True))
 """CSS classes by verdict."""
 
 
@@ -103,6 +99,70 @@ def _to_plain(value: Any) -> Any:
 Rows = Sequence[Sequence[str]]
 
 
+class Section(NamedTuple):
+    """Title, table and, on the page, charts."""
+
+    title: str
+    head: Sequence[str]
+    rows: Rows
+    charts: Sequence[str] = ()
+
+
+class Report(ABC):
+    """Report of a command. Each kind says what its parts are; all are written alike."""
+
+    TITLE: ClassVar[str]
+    run: Mapping[str, Any]
+    """The command and its machine (``describe_run``)."""
+
+    @abstractmethod
+    def conclude(self) -> Conclusion | None: ...
+
+    @abstractmethod
+    def list_notes(self) -> list[str]: ...
+
+    @abstractmethod
+    def make_sections(self) -> Iterable[Section]: ...
+
+    @abstractmethod
+    def describe(self) -> Any:
+        """Return the content of ``report.json``."""
+
+    def describe_run(self) -> Mapping[str, Any]:
+        """Return what the page says of the run."""
+        return self.run
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write the report and return its files."""
+        files = [folder / "report.json", folder / "report.html"]
+        write_json(files[0], self.describe())
+        files[1].write_text(self.render_page(), encoding="utf-8")
+        return files
+
+    def print(self, folder: Path) -> None:
+        """Write the report to its folder and to the terminal. Raises OSError."""
+        files = self.write(folder)
+        print(self.render_text(), "", *files, sep="\n")
+
+    def render_text(self) -> str:
+        conclusion = self.conclude()
+        lines = [*(conclusion.lines if conclusion else ()), *self.list_notes()]
+        parts = ["\n".join(lines)] if lines else []
+        for title, head, rows, _ in self.make_sections():
+            parts += [title, format_table(head, rows)]
+        return "\n\n".join([*parts, f"$ {self.run['command']}"])
+
+    def render_page(self) -> str:
+        page = Page(self.TITLE, self.conclude())
+        page.add_list(self.list_notes())
+        for title, head, rows, charts in self.make_sections():
+            page.add_heading(capitalise(title))
+            page.add_table(head, rows)
+            page.add_charts(charts)
+        page.add_run(self.describe_run())
+        return page.render()
+
+
 def format_table(head: Sequence[str], rows: Rows) -> str:
     """Format a table as aligned Markdown."""
     widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
@@ -147,8 +207,8 @@ def capitalise(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def format_share(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
+def to_point(x: float, estimate: Estimate) -> Point:
+    return Point(x, estimate.value, estimate.low, estimate.high)
 
 
 class Page:
@@ -175,18 +235,10 @@ class Page:
         if entries:
             self._parts.append(f"<ul>{entries}</ul>")
 
-    def add_table(
-        self, head: Sequence[str], rows: Rows, kind: Callable[[Sequence[str]], str] | None = None
-    ) -> None:
-        """Add a table; ``kind`` returns a row's CSS class."""
-        top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-        body = "".join(
-            f'<tr class="{escape(kind(row)) if kind else ""}">'
-            + "".join(f"<td>{escape(cell)}</td>" for cell in row)
-            + "</tr>"
-            for row in rows
-        )
-        self._parts.append(f"<table><tr>{top}</tr>{body}</table>")
+    def add_table(self, head: Sequence[str], rows: Rows) -> None:
+        lines = [f"<tr>{_join_cells('th', head)}</tr>"]
+        lines += [f"<tr>{_join_cells('td', row)}</tr>" for row in rows]
+        self._parts.append(f"<table>{''.join(lines)}</table>")
 
     def add_charts(self, charts: Iterable[str]) -> None:
         if content := "".join(charts):
@@ -205,3 +257,7 @@ class Page:
             f"<title>{escape(self._title)}</title><style>{STYLE}</style></head><body>"
             f"<h1>{escape(self._title)}</h1>{''.join(self._parts)}</body></html>\n"
         )
+
+
+def _join_cells(kind: str, cells: Sequence[str]) -> str:
+    return "".join(f"<{kind}>{escape(cell)}</{kind}>" for cell in cells)

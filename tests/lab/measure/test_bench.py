@@ -14,7 +14,6 @@ import pytest
 from eaglegate.lab.measure.bench import BenchPlan, LoadPoint, run
 from eaglegate.lab.measure.bench_command import main, make_parser, make_plan
 from eaglegate.lab.measure.bench_report import make_report
-from eaglegate.lab.measure.charts import Line, Point, draw_lines
 from eaglegate.lab.measure.counters import parse_counters
 from eaglegate.lab.measure.datasets import load_sessions
 from eaglegate.lab.measure.depths import COST_TABLE, make_depth_settings
@@ -255,7 +254,6 @@ def test_acceptance_is_exact_from_answers_and_from_counters(fast_and_slow, tmp_p
     for found in (answers, counters):
         assert found.length == pytest.approx(1 + 4 / 3)
         assert found.per_position == pytest.approx((2 / 3, 1 / 3, 1 / 3))
-        assert found.conditional == pytest.approx((2 / 3, 1 / 2, 1))
         assert found.fallback == pytest.approx(1 / 3)
     assert any("other traffic" in note for note in report.notes)
 
@@ -420,9 +418,3 @@ def test_vllms_counters():
     assert parse_counters(pod) == parse_counters(text), "a pod's own counters stand beside vLLM's"
     assert parse_counters("up 1\n").totals() is None
     assert (parse_counters("") - parse_counters(text)).reset
-
-
-def test_a_long_title_has_several_lines():
-    title = "Acceptance length, expected by the target's probabilities"
-    chart = draw_lines(title, [Line("draft", [Point(1, 2), Point(3, 4)])], "K", "tokens")
-    assert chart.count('class="title"') == 2

@@ -31,7 +31,7 @@ from eaglegate.lab.measure.drafts import (
     walk_sampled_drafts,
 )
 from eaglegate.lab.measure.drafts_answers import Answer, read_answers
-from eaglegate.lab.measure.drafts_conclusion import conclude_drafts
+from eaglegate.lab.measure.drafts_report import conclude_drafts
 from eaglegate.lab.measure.statistics import Estimate
 from eaglegate.observability.captures.files import read_records, write_records
 from eaglegate.observability.captures.record import (
@@ -440,7 +440,7 @@ def test_drafts_are_compared_on_a_capture(
         "Predicted time per token",
         "Tokens per step",
     ):
-        assert f">{title}</text>" in page, title
+        assert f"<b>{title}" in page, title
     for svg in re.findall("<svg.*?</svg>", page, re.DOTALL):
         ElementTree.fromstring(svg)
     assert "eaglegate drafts compare" in report["command"]
