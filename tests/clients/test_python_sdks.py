@@ -90,36 +90,6 @@ def test_litellm_proxy(desk):
     assert found["models"] == ["demo", "demo-anthropic", "demo-openai"]
 
 
-@pytest.mark.client("openai")
-def test_fields_of_other_servers(desk):
-    """sends fields of OpenRouter, Ollama, llama.cpp and Anthropic, and numbers as text"""
-    found = found_by(desk, "openai", "openai_fields.py", "fields", desk.url)
-    assert found["text"] == "You are welcome."
-    assert found["reasoning"] is None
-    ignored = {"provider", "usage", "num_ctx", "cache_prompt"}
-    assert set(found["ignored"].split(", ")) == ignored | {"tools[].cache_control"}
-    sent = desk.traffic.to("/chat/completions")[0].json
-    assert ignored | {"enable_thinking", "thinking", "reasoning"} <= set(sent)
-    assert (sent["temperature"], sent["tools"][0]["cache_control"]) == (
-        "0.5",
-        {"type": "ephemeral"},
-    )
-
-
-@pytest.mark.client("openai")
-@pytest.mark.parametrize("stream", ["", "stream"])
-def test_encrypted_reasoning(desk, stream):
-    """carries encrypted reasoning through a tool loop with `store: false`"""
-    thought = "<think>\nI look it up.\n</think>\n\n"
-    desk.brain.plays["thought"] = [(thought, call("weather", city="Oslo")), "It rains in Oslo."]
-    found = found_by(desk, "openai", "openai_fields.py", "reasoning", desk.url, stream)
-    assert found == {"text": "It rains in Oslo.", "encrypted": True, "stored": False}
-    sent = desk.traffic.to("/responses")[-1].json
-    (item,) = [item for item in sent["input"] if item.get("type") == "reasoning"]
-    assert "I look it up." not in json.dumps(item)
-    assert "I look it up." in desk.brain.during("thought")[-1].text
-
-
 @pytest.mark.client("llama-index")
 def test_llama_index(desk):
     """chats whole and streamed, completes, runs a tool agent, makes a typed result"""
