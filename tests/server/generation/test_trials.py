@@ -13,7 +13,7 @@ from eaglegate.server.access.admission import AdmissionLimits
 from eaglegate.server.access.caller import Requester
 from eaglegate.server.errors import InvalidRequest, TooManyRequests
 from eaglegate.server.generation.trials import ConstraintTrials
-from tests.server.conftest import DEMO, wait_until
+from tests.server.conftest import wait_until
 
 ANN, BOB = Requester("ann"), Requester("bob")
 
@@ -250,39 +250,3 @@ async def test_the_field_that_was_given_is_named(lab, url, body, param):
     lab.gateway.open(replace(lab.gateway.pipeline, trials=ConstraintTrials(probe)))
     answer = await lab.post(f"/v1/{url}", body)
     assert (answer.status, answer.json["error"]["param"]) == (400, param)
-
-
-@pytest.mark.slow
-async def test_the_probe_s_process_is_started_before_the_first_request(probed):
-    from eaglegate.engine.vllm_backend.grammar_probe import GrammarProbe
-
-    probe = GrammarProbe(str(DEMO))
-    try:
-        await probe.warm_up()
-        child = probe._child
-        assert child is not None and child.returncode is None
-        probed.gateway.open(replace(probed.gateway.pipeline, trials=ConstraintTrials(probe)))
-        assert (await probed.chat(key="victim", response_format=schema(0))).status == 200
-        assert probe._child is child
-    finally:
-        await probe.aclose()
-
-
-@pytest.mark.slow
-async def test_a_pattern_whose_client_left_is_not_the_next_one_s_fault(probed):
-    """The real probe blames nobody else for a pattern that kills its child."""
-    from eaglegate.engine.vllm_backend.grammar_probe import GrammarProbe
-
-    probe = GrammarProbe(str(DEMO), limit_s=1.0)
-    probed.gateway.open(replace(probed.gateway.pipeline, trials=ConstraintTrials(probe)))
-    try:
-        assert (await probed.chat(key="victim", response_format=schema(0))).status == 200
-        evil = asyncio.ensure_future(
-            probed.chat(key="flood", response_format=schema(1, "(.?){400}(.?){400}x"))
-        )
-        await asyncio.sleep(0.3)
-        evil.cancel()
-        innocent = await probed.chat(key="victim", response_format=schema(2))
-        assert innocent.status == 200, innocent.body
-    finally:
-        await probe.aclose()
