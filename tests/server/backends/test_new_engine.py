@@ -1,31 +1,19 @@
-"""Adding an engine takes one module and one row: of ``BACKENDS``, or of ``ENGINES`` for a worker's.
-
-The engines here are those of a newcomer; nothing but the row knows them.
-"""
+"""Adding an engine takes one module and one row of ``BACKENDS``; nothing else knows of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from unittest.mock import Mock
 
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse
-from starlette.routing import Route
 
-from eaglegate.engine.remote.connection import WorkerConnection
-from eaglegate.engine.remote.driver import RemoteEngineBase
-from eaglegate.engine.remote.protocols import ENGINES, parse_upstream, remote_engine
-from eaglegate.engine.remote.reading import compute_limits, read_integers
-from eaglegate.engine.remote.upstream import ConnectionSettings, LocalModel
-from eaglegate.engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
-from eaglegate.engine.steps import put, read_steps
+from eaglegate.engine.scripted import ScriptedEngine, steps
+from eaglegate.engine.steps import read_steps
 from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from eaglegate.engine.supervision.supervisor import SupervisedEngine
-from eaglegate.engine.types import EngineInfo, EngineRequest, Sampling, Step, StepSink
+from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.server.__main__ import main
 from eaglegate.server.backends import Backend
 from eaglegate.server.backends.line import CommandLine, ModelArguments
@@ -33,9 +21,6 @@ from eaglegate.server.backends.remote import RenderingBackend
 from eaglegate.server.cli.command_line import BACKENDS, load_backend, read_command_line
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import setting
-from eaglegate.text.events import FinishReason
-from eaglegate.text.rendering.renderer import ModelFiles, TemplateRenderer
-from tests.engine.remote.stand_in_worker import serving
 from tests.server.conftest import DEMO
 
 REQUEST = EngineRequest("r1", (1, 2, 3), Sampling(max_tokens=64))
@@ -90,47 +75,3 @@ def test_flags_of_vllm_are_not_its_own(toy: list[str], more: list[str]) -> None:
         read_command_line("serve", [*toy, *more], lambda _: None)
     with pytest.raises(ConfigError, match="--toy needs the model"):
         read_command_line("serve", toy[1:], lambda _: None)
-
-
-class ToyEngine(RemoteEngineBase):
-    async def _probe(self, connection: WorkerConnection, name: str, longest: int) -> EngineInfo:
-        return replace(DEFAULT_INFO, model=name, max_model_len=longest)
-
-    async def generate(self, request: EngineRequest, sink: StepSink) -> None:
-        body = {"prompt": list(request.prompt), "n_predict": request.sampling.max_tokens}
-        limits = compute_limits(request)
-        connection = self._require_connection()
-        answer = await connection.fetch("/completion", body, request.trace_headers, limits)
-        tokens = read_integers(answer["tokens"], "tokens", 0, 2048, limits.tokens)
-        await put(Step(tokens, finish=FinishReason.STOP), sink)
-
-
-async def completion(request: Request) -> JSONResponse:
-    return JSONResponse({"tokens": (await request.json())["prompt"]})
-
-
-async def models(_: Request) -> JSONResponse:
-    return JSONResponse({"data": [{"id": "toy", "max_model_len": 100}]})
-
-
-async def test_a_workers_engine_is_a_class_and_a_row(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(ENGINES, "toy+", ToyEngine)
-    worker = Starlette(
-        routes=[
-            Route("/health", lambda _: JSONResponse({})),
-            Route("/v1/models", models),
-            Route("/completion", completion, methods=["POST"]),
-        ]
-    )
-    files = ModelFiles.find(str(DEMO), None, None)
-    model = LocalModel("toy", TemplateRenderer(files), 2048)
-    async with serving(worker) as url:
-        upstream = parse_upstream(f"toy+{url}")
-        assert str(upstream) == f"toy+{url}"
-        engine = remote_engine(upstream, model, ConnectionSettings(start_s=5.0))
-        assert (await engine.start()).max_model_len == 100
-        async with aclosing(read_steps(engine.generate, REQUEST)) as generated:
-            assert [step.token_ids async for step in generated] == [REQUEST.prompt]
-        await engine.aclose()

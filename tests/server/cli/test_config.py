@@ -7,8 +7,6 @@ from dataclasses import fields
 
 import pytest
 
-from eaglegate.engine.remote.upstream import ConnectionSettings
-from eaglegate.server.access.admission import AdmissionLimits
 from eaglegate.server.cli.command_line import gather_arguments
 from eaglegate.server.cli.serve import store_limits
 from eaglegate.server.errors import ConfigError
@@ -193,10 +191,3 @@ def test_defaults_of_a_part_are_its_own():
     assert len(kinds) == 9
     for kind in kinds:
         assert make_part(kind, Settings()) == kind()
-
-
-def test_a_part_is_made_of_its_settings():
-    settings = Settings(upstream_idle_s=7.0, max_running=3)
-    access = make_part(ConnectionSettings, settings, start_s=1.0)
-    assert access == ConnectionSettings(idle_s=7.0, start_s=1.0)
-    assert make_part(AdmissionLimits, settings) == AdmissionLimits(running=3)

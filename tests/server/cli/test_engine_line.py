@@ -15,7 +15,7 @@ from eaglegate.server.backends.line import CommandLine, read_engine_arguments
 from eaglegate.server.cli import command_line
 from eaglegate.server.cli.command_line import read_command_line
 from eaglegate.server.errors import ConfigError
-from eaglegate.server.flags import Heading, flag, list_settings
+from eaglegate.server.flags import flag, list_settings
 from eaglegate.server.settings import Settings
 
 ROOT = Path(__file__).parents[3]
@@ -98,13 +98,6 @@ def test_only_the_affected_promise_is_switched_off(
     arguments = read_engine_arguments(line.namespace, line.settings.depth)
     assert getattr(arguments, "scheduler_cls", None) == scheduler
     assert bool(arguments.speculative_config) is speculates
-
-
-def test_every_setting_stands_under_a_heading() -> None:
-    headings = [heading for heading, _ in list_settings(Settings)]
-    assert all(isinstance(heading, Heading) for heading in headings)
-    together = [h for at, h in enumerate(headings) if at == 0 or headings[at - 1] != h]
-    assert len(together) == len(set(together)), "a heading stands twice"
 
 
 @needs_vllm

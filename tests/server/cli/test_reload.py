@@ -14,9 +14,7 @@ from eaglegate.server.access.admission import Admission
 from eaglegate.server.access.keys import hash_key
 from eaglegate.server.apis.shared.gateway import Controls
 from eaglegate.server.cli import listener, reload
-from eaglegate.server.cli.command_line import read_again
 from eaglegate.server.cli.reload import read_reloaded
-from eaglegate.server.errors import ConfigError
 from eaglegate.server.settings import Settings
 
 USER, BOSS = "user-key-0123456789", "boss-key-0123456789"
@@ -131,17 +129,6 @@ async def test_without_its_last_key_a_gateway_lets_nobody_in(gateway, caplog, le
     gateway.settings["api_key_file"] = str(gateway.folder / "keys.yaml")
     await gateway.reload()
     assert await ask(gateway.lab, USER) == 200
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("line", ["max-queued: many", "no-such-flag: 1", "port: 99999", "a: b: c"])
-def test_a_broken_file_is_an_error_and_no_end(tmp_path, line):
-    path = tmp_path / "limits.yaml"
-    path.write_text("max-queued: 7\n")
-    assert read_again(["--config", str(path)]).settings.max_queued == 7
-    path.write_text(line)
-    with pytest.raises(ConfigError):
-        read_again(["--config", str(path)])
 
 
 async def test_a_reload_that_breaks_is_logged_and_changes_nothing(caplog):

@@ -269,20 +269,6 @@ async def test_a_forced_call_may_spell_its_markers(lab):
     assert "<tool_call>" in free["content"]
 
 
-async def test_a_forced_call_may_quote_its_own_end(lab):
-    """A marker inside a string is quoted, with a grammar and without."""
-    text = "a</tool_call>b<tool_call>"
-    call = f'<tool_call>\n{{"name": "run", "arguments": {{"x": "{text}"}}}}\n</tool_call>'
-    lab.says(call, list(range(1, 30)))
-    tool = {"type": "function", "function": {"name": "run"}}
-    for held in ({"tool_choice": "required"}, {"response_format": {"type": "json_object"}}):
-        message = (await lab.chat(tools=[tool], **held)).json["choices"][0]["message"]
-        (called,) = message["tool_calls"]
-        assert orjson.loads(called["function"]["arguments"]) == {"x": text}
-    (called,) = (await lab.chat(tools=[tool])).json["choices"][0]["message"]["tool_calls"]
-    assert orjson.loads(called["function"]["arguments"]) == {"x": text}
-
-
 SUM = """
 start: number (" + " number)*
 number: DIGIT+ | "(" start ")"

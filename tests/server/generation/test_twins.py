@@ -7,9 +7,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from eaglegate.server.generation.twins import TWIN_CHARACTERS, write_twins
 
 CODE = 'def f():\n    return "x"\n'
@@ -97,25 +94,6 @@ def test_arguments_that_are_too_long_to_read_hide_no_others() -> None:
     long = json.dumps({"numbers": [1] * 1_000_000, "file": CODE})
     assert write_twins([call(long)]) == ""
     assert write_twins([call({"file": CODE}), call(long)]) == CODE
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(),
-    lambda children: st.lists(children) | st.dictionaries(st.text(), children),
-    max_leaves=12,
-)
-
-
-@given(
-    st.lists(
-        st.fixed_dictionaries(
-            {"role": st.sampled_from(["tool", "assistant", "user"])},
-            optional={"content": json_values, "tool_calls": json_values},
-        )
-    )
-)
-def test_no_message_breaks_them(messages: list[dict[str, Any]]) -> None:
-    assert isinstance(write_twins(messages), str)
 
 
 def test_no_arguments_break_them() -> None:

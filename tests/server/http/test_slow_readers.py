@@ -21,7 +21,6 @@ from eaglegate.server.http.response import (
     ReplayedResponse,
     StreamedResponse,
     StreamTiming,
-    send_json,
 )
 from eaglegate.server.store.base import StoredConversation, StoredResponse
 from tests.server.conftest import make_scope, read_head_only, wait_until
@@ -88,20 +87,6 @@ async def test_readers_count_where_memory_is_short(lab, path):
     assert (refused.status, refused.json["error"]["code"]) == (503, "memory_pressure")
     assert (await lab.get("/v1/models")).status == 200
     assert (await lab.delete("/v1/responses/resp_1")).status == 200
-
-
-async def test_a_large_answer_goes_out_in_pieces():
-    sent = []
-
-    async def send(message):
-        sent.append(message)
-
-    body = bytes(range(256)) * 1000
-    await send_json(send, 200, body)
-    pieces = [message["body"] for message in sent[1:]]
-    assert b"".join(pieces) == body
-    assert max(map(len, pieces)) == PIECE
-    assert [message.get("more_body", False) for message in sent[1:]] == [True] * 3 + [False]
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE, PIECE + 1, 3 * PIECE])

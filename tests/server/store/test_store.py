@@ -166,7 +166,8 @@ async def test_the_file_shrinks_when_responses_go(tmp_path):
 async def test_expired_items_are_neither_readable_nor_on_the_disk(tmp_path):
     path = tmp_path / "responses.sqlite"
     store = SqlResponseStore(f"sqlite:///{path}", Retention(seconds=3600))
-    await store.put(StoredResponse("r", "", time.time(), {"output": [{"text": "a secret"}]}, []))
+    output = [{"id": "o", "text": "a secret"}]
+    await store.put(StoredResponse("r", "", time.time(), {"output": output}, []))
     await store.conversations.put(StoredConversation("c", "", time.time(), {}))
     await store.conversations.append("c", [{"id": "i", "text": "a secret"}])
     store._retention = Retention(seconds=-1)
@@ -175,7 +176,7 @@ async def test_expired_items_are_neither_readable_nor_on_the_disk(tmp_path):
     assert await store.history_bytes("r", "") is None
     assert await store.conversations.get("c", "") is None
     await store.sweep()
-    for table in ("responses", "conversations", "conversation_items"):
+    for table in ("responses", "response_items", "conversations", "conversation_items"):
         assert rows(store, table) == 0
 
 

@@ -87,30 +87,6 @@ def plain(text: str) -> str:
     return text.replace("⟪", "").replace("⟫", "")
 
 
-@PARSERS
-def test_text_between_many_calls(parser):
-    w = Writer(parser)
-    output = w.section(
-        w.call("city", city="Oslo"),
-        "Now <b>the</b> other.\n",
-        w.call("ping"),
-        "x </a> y < z\n",
-        w.call("write", path="p", text=f"quoted: {w.call('city', city='Q')} there"),
-        "Three.\n",
-        w.call("city", city="Rome"),
-        "Four.\n",
-    )
-    quoted = plain(f"quoted: {w.call('city', city='Q')} there")
-    w.check(
-        output,
-        ("city", {"city": "Oslo"}),
-        ("ping", {}),
-        ("write", {"path": "p", "text": quoted}),
-        ("city", {"city": "Rome"}),
-        content="Now <b>the</b> other.\n\nx </a> y < z\n\nThree.\n\nFour.",
-    )
-
-
 QUOTED = {
     "two-parameters": lambda w: f"see {w.call('write', path='a', text='b')} there",
     "in-a-row": lambda w: f"see {w.call('city', city='X')}{w.call('city', city='Y')} there",

@@ -78,16 +78,6 @@ def test_reasoning_content_and_calls(vocabulary):
     assert parser.reasoning_tokens > 5
 
 
-def test_stop_string(vocabulary):
-    parser = build(vocabulary, stop=("STOP", "ST!"))
-    ids = vocabulary.encode("some STRING before STOP and after")
-    events = [event for token_id in ids for event in parser.feed([token_id])]
-    events += parser.flush(FinishReason.STOP)
-    assert "".join(event.text for event in events) == "some STRING before "
-    assert parser.stopped == "STOP"
-    assert parser.finish_reason(FinishReason.STOP) == "stop"
-
-
 def test_without_parsers_everything_is_content(vocabulary):
     ids = vocabulary.encode("  <think> <tool_call>{}<|im_end|>")
     assert run(build(vocabulary), ids) == [ContentDelta("  <think> <tool_call>{}")]

@@ -30,13 +30,9 @@ from tests.streams import fold_chat
     ("fields", "param", "words"),
     [
         ({"model": "nope"}, "model", "does not exist"),
-        ({"max_tokens": -1}, "max_tokens", "greater than or equal to 1"),
         ({"temperature": 3}, "temperature", "less than or equal to 2"),
-        ({"messages": []}, "messages", "at least 1"),
         ({"messages": "hi"}, "messages", "list"),
         ({"messages": [{"role": "user", "content": "x"}] * 4097}, "messages", "at most 4096"),
-        ({"tools": [WEATHER] * 1025}, "tools", "at most 1024"),
-        ({"n": 0}, "n", "greater than or equal to 1"),
         ({"min_tokens": 1000}, "messages", "maximum context length is 256"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "limit of 8 tokens; given 9"),
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "-1, for as many"),
@@ -46,11 +42,6 @@ from tests.streams import fold_chat
             "response_format.json_schema",
             "Missing required parameter: 'response_format.json_schema'",
         ),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": 5}}},
-            "response_format.json_schema.name",
-            "valid string; given 5",
-        ),
         ({"tools": [{"type": "function"}]}, "tools[0].function", "Missing"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "Missing"),
         ({"tool_choice": "required"}, "tool_choice", "needs 'tools'"),
@@ -58,7 +49,6 @@ from tests.streams import fold_chat
         ({"top_logprobs": 2}, "top_logprobs", "needs 'logprobs'"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "needs 'stream'"),
         ({"stop": ""}, "stop", "must not be empty"),
-        ({"stop": ["x"] * 17}, "stop", "at most 16 items"),
         ({"messages": [{"role": "user", "content": "refuse me"}]}, "messages", "alternate"),
     ],
 )

@@ -178,9 +178,6 @@ async def test_the_service_tier_says_who_served(lab):
     assert "service_tier" not in (await lab.chat()).json
 
 
-ARRAY = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "array"}}}
-
-
 def tag_of(lab) -> dict:
     constraint = lab.engine.requests[-1].constraint
     assert constraint.kind == "structural_tag"
@@ -217,25 +214,6 @@ async def test_strict_and_allowed_tools_become_a_grammar(lab):
     _, calls = tag_of(lab)["elements"]
     assert len(calls["tags"]) == 1
     assert calls["stop_after_first"]
-
-
-async def test_the_reasoning_the_template_opened_must_end(lab):
-    lab.says("x")
-    messages = [{"role": "user", "content": "hi <think>\n"}]
-    await lab.chat(messages=messages, response_format=ARRAY)
-    thinking, _, content = tag_of(lab)["elements"]
-    assert (thinking["begin"], thinking["end"]) == ("", "</think>")
-    assert content["json_schema"] == {"type": "array"}
-    assert content["max_whitespace_cnt"] > 0
-
-
-async def test_the_reasoning_the_template_closed_stays_closed(lab):
-    """Templates write such empty reasoning when they are told not to think."""
-    lab.says("x")
-    for end, elements in ((" <think>\n\n</think>\n\n", 0), (" <think>\n\n</think>\n\nhi", 2)):
-        messages = [{"role": "user", "content": "hi" + end}]
-        await lab.chat(messages=messages, response_format=ARRAY)
-        assert len(tag_of(lab).get("elements", ())) == elements
 
 
 async def test_without_a_reasoning_parser_the_constraint_is_itself(lab):

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from msgspec import structs
 
-from eaglegate.engine.events import LogprobsDelta, TokensDelta
 from eaglegate.engine.types import PositionLogprobs, Step, TokenLogprob
-from eaglegate.server.access.caller import Caller
-from eaglegate.server.apis.completions.response import CompletionFold
-from eaglegate.server.apis.completions.to_job import CompletionRequest, make_completion_job
-from eaglegate.server.apis.shared.route import make_encoding_context
-from eaglegate.text.events import ContentDelta, FinishReason
+from eaglegate.text.events import FinishReason
 
 
 def texts(chunks: list[dict]) -> dict[int, str]:
@@ -161,31 +154,3 @@ async def test_without_tokens_the_prompt_is_all_of_the_answer(lab, stream):
 async def test_no_tokens_and_no_prompt_are_nothing(lab):
     answer = await lab.complete(max_tokens=0)
     assert (answer.status, answer.json["error"]["param"]) == (400, "max_tokens")
-
-
-def _folding_s(job, rendering, num_steps: int) -> float:
-    """CPU seconds to fold so many steps of one token, with token ids and log probabilities."""
-    token = TokenLogprob(5, -0.5, 1)
-    events = [
-        TokensDelta((5,)),
-        LogprobsDelta((PositionLogprobs(token, (token,)),)),
-        ContentDelta("word "),
-    ]
-    fold = CompletionFold(job, rendering)
-    started = time.process_time()
-    for _ in range(num_steps):
-        fold.add(0, events)
-    return time.process_time() - started
-
-
-def test_a_whole_answer_is_folded_in_linear_time(lab):
-    pipeline = lab.gateway.require()
-    request = CompletionRequest(model="demo", prompt="x", logprobs=1, return_token_ids=True)
-    job = make_completion_job(request, pipeline.served_model, Caller())
-    rendering = make_encoding_context(pipeline)
-    few, many = 1_000, 16_000
-    ratio = min(
-        (_folding_s(job, rendering, many) / many) / (_folding_s(job, rendering, few) / few)
-        for _ in range(3)
-    )
-    assert ratio < 2.5  # 8 and more when each step copies what came before

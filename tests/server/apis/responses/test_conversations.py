@@ -90,15 +90,6 @@ async def test_without_a_store_there_are_none(lab):
     assert "--responses-store" in answer.json["error"]["message"]
 
 
-async def test_expired_conversations_are_deleted_with_their_items(lab, tmp_path):
-    lab.gateway.store = store = SqlResponseStore(f"sqlite:///{tmp_path}/x.sqlite", Retention(3600))
-    kept = (await lab.post(URL, {"items": [HELLO]})).json["id"]
-    store._retention = Retention(-1)
-    store._sweep()
-    assert (await lab.get(f"{URL}/{kept}")).status == 404
-    assert await store.conversations.items(kept) == []
-
-
 def count_rows(lab, table):
     with lab.gateway.store._engine.connect() as connection:
         return connection.execute(text(f"select count(*) from {table}")).scalar()

@@ -127,22 +127,6 @@ async def test_responses_have_items_of_their_own(lab):
     assert plain(events[-1]["response"]) == plain(whole)
 
 
-async def test_a_stored_response_goes_on(lab):
-    lab.says(CALL)
-    first = (await lab.respond(tools=[RUN_ITEM])).json
-    result = {
-        "type": "custom_tool_call_output",
-        "call_id": first["output"][0]["call_id"],
-        "output": [{"type": "input_text", "text": "done"}],
-    }
-    lab.says("ok")
-    await lab.respond(tools=[RUN_ITEM], previous_response_id=first["id"], input=[result])
-    asked, called, told = lab.renderer.seen[-1]["messages"]
-    assert asked["content"] == "hi"
-    assert called["tool_calls"][0]["function"]["arguments"] == {"input": TEXT}
-    assert told["content"] == "done"
-
-
 @pytest.mark.parametrize(
     ("tool", "param"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -48,15 +47,6 @@ OTHERS = ReasoningCipher([TWO]).encrypt("text", "")
 def test_tokens_of_other_keys_are_not_decrypted(token):
     with pytest.raises(CannotDecrypt, match="other encryption keys"):
         ReasoningCipher([ONE]).decrypt(token, "")
-
-
-def test_every_byte_counts():
-    cipher = ReasoningCipher([ONE])
-    raw = base64.urlsafe_b64decode(cipher.encrypt("text", ""))
-    for at in range(len(raw)):
-        changed = raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
-        with pytest.raises(CannotDecrypt):
-            cipher.decrypt(base64.urlsafe_b64encode(changed).decode(), "")
 
 
 def test_the_first_of_several_keys_encrypts(tmp_path):

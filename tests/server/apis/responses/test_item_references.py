@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
-from sqlalchemy import text as sql
 
-from eaglegate.server.store.base import Retention, StoredResponse
-from eaglegate.server.store.sql import SqlResponseStore
 from tests.server.apis.responses.test_responses import WEATHER
 
 pytestmark = pytest.mark.thorough
@@ -120,27 +115,3 @@ async def test_an_id_is_a_short_text(lab, id):
     assert (answer.status, answer.json["error"]["param"]) == (400, "input[0].id")
     answer = await lab.respond(input=[QUESTION | {"id": "x" * 65}])
     assert (answer.status, answer.json["error"]["param"]) == (400, "input[0].id")
-
-
-async def test_deleted_responses_leave_the_item_index(tmp_path):
-    def stored(at: int, age_s: float) -> StoredResponse:
-        item = {"id": f"msg_{at}", "type": "message"}
-        return StoredResponse(
-            f"r{at}", "", time.time() - age_s, {"output": [item]}, [{"id": f"in_{at}"}]
-        )
-
-    url = f"sqlite:///{tmp_path}/responses.sqlite"
-    store = SqlResponseStore(url)
-    for at in range(6):
-        await store.put(stored(at, 60 - at))
-    await store.put(stored(9, 4000))
-    await store.delete("r5", "")
-    await store.aclose()
-    store = SqlResponseStore(url, Retention(seconds=3600, most=2))
-    assert set(await store.items([f"msg_{at}" for at in range(10)], "", 1 << 20)) == {
-        "msg_3",
-        "msg_4",
-    }
-    with store._engine.connect() as connection:
-        left = connection.execute(sql("select id from eaglegate_response_items")).scalars().all()
-    assert set(left) == {"msg_3", "msg_4", "in_3", "in_4"}

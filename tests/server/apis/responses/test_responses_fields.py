@@ -7,7 +7,6 @@ import importlib.util
 import re
 from pathlib import Path
 
-import orjson
 import pytest
 
 from eaglegate.server.access.notices import HEADER
@@ -90,34 +89,10 @@ async def test_a_stop_string_ends_the_answer(lab):
     assert (await lab.respond(stop="")).json["error"]["param"] == "stop"
 
 
-@pytest.mark.parametrize(
-    ("wanted", "kind"),
-    [
-        ({"choice": ["yes", "no"]}, "choice"),
-        ({"regex": "[a-z]+"}, "regex"),
-        ({"grammar": 'root ::= "a"'}, "grammar"),
-        ({"json": {"type": "object"}}, "json_schema"),
-        ({"json_object": True}, "json_object"),
-    ],
-)
-async def test_structured_outputs_constrain_the_content(lab, wanted, kind):
-    lab.says("yes")
-    assert (await lab.respond(structured_outputs=wanted)).status == 200
-    (request,) = lab.engine.requests
-    listed = orjson.loads(request.constraint.value)["format"]["elements"][-1]
-    assert listed["type"] == {"choice": "or", "json_object": "json_schema"}.get(kind, kind)
-
-
 async def test_there_is_one_way_to_say_what_the_content_must_match(lab):
     text = {"format": {"type": "json_object"}}
     answer = await lab.respond(structured_outputs={"regex": "a"}, text=text)
     assert (answer.status, answer.json["error"]["param"]) == (400, "structured_outputs")
-
-
-async def test_special_tokens_can_be_kept(lab):
-    lab.says("a<|im_start|>b", [1])
-    body = (await lab.respond(skip_special_tokens=False)).json
-    assert "<|im_start|>" in body["output"][0]["content"][0]["text"]
 
 
 @pytest.mark.parametrize(

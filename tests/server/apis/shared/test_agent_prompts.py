@@ -116,14 +116,6 @@ async def test_later_system_messages_stay_where_a_template_takes_them(api):
     assert prompt(lab).count("<|im_start|>system") == 3
 
 
-@pytest.mark.parametrize("template", [STRICT, LENIENT])
-async def test_counted_tokens_are_those_of_the_prompt(template):
-    lab = lab_with(template)
-    await ask(lab, "messages", later_turn())
-    counted = await lab.post("/v1/messages/count_tokens", {"messages": later_turn()})
-    assert counted.json == {"input_tokens": len(lab.engine.requests[-1].prompt)}
-
-
 async def test_a_conversation_without_a_head_gets_one():
     lab = lab_with(STRICT)
     assert (await ask(lab, "messages", first_turn()[1:])).status == 200

@@ -194,11 +194,6 @@ async def test_errors(lab, url, body):
     check((await lab.post(url, body)).json, "ErrorResponse")
 
 
-@pytest.mark.parametrize("url", ["/v1/models/no", "/v1/responses/no", "/nowhere", "/v1/responses"])
-async def test_errors_of_fetching(lab, url):
-    check((await lab.get(url)).json, "ErrorResponse")
-
-
 async def test_errors_in_mid_stream(lab):
     lab.says("one two three", [1, 1])
     lab.engine.script = [*lab.engine.script[:2], EngineDead("gone")]

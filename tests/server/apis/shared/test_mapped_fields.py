@@ -155,17 +155,6 @@ async def test_arguments_may_come_as_an_object(lab):
     assert seen["arguments"] == {"a": 1}
 
 
-async def test_structural_tags_as_a_response_format(lab):
-    lab.reasoning_parser = None
-    lab.gateway.pipeline = lab.path()
-    lab.says("x")
-    form = {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}
-    assert (await lab.chat(response_format=form)).status == 200
-    constraint = lab.engine.requests[-1].constraint
-    assert constraint.kind == "structural_tag"
-    assert '"const_string"' in constraint.value
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_prompt_as_the_template_wrote_it(lab, stream):
     lab.says("x")
@@ -182,9 +171,3 @@ async def test_tokens_by_their_ids(lab):
     body = {"prompt": "hi", "logprobs": 1, "return_tokens_as_token_ids": True}
     answer = await lab.post("/v1/completions", body)
     assert answer.json["choices"][0]["logprobs"]["tokens"] == [f"token_id:{id}" for id in ids]
-
-
-async def test_a_message_may_have_a_salt(lab):
-    lab.says("x")
-    await lab.message(cache_salt="pepper")
-    assert lab.engine.requests[-1].cache_salt == "common:pepper"
