@@ -45,7 +45,7 @@ Cell = tuple[int, int, int, int, int]
 
 KNEES = (128, 256, 512)
 """Tokens of a step beyond which each may take longer. An H100 changes from reading weights to
-computing at about 200 to 300 tokens (``GpuTable`` in tests/engine/speculation/regret_sim.py)."""
+computing at about 200 to 300 tokens (``GpuTable`` in tests/engine/speculation/serving_sim.py)."""
 
 
 class StepTerms(NamedTuple):

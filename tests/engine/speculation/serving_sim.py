@@ -1,24 +1,146 @@
 """A simulated engine that serves prompts and answers, for the planner and for fixed depths.
 
-It has what ``regret_sim`` leaves out: prompts in chunks, contexts that grow, arrivals in laps and
-at random, and any K. Engines serve equal requests for equal seeds: whether a draft of a request's
+Prompts are read in chunks, contexts grow, requests arrive in loops, laps or at random. Step times
+come with noise from a table: ``COST_MS`` was measured (the 40-layer demo on two cores), ``GPUS``
+are shaped like GPUs. Engines serve equal requests for equal seeds: whether a draft of a request's
 n-th token is accepted depends on a number drawn for that token, and on the draft's position.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from eaglegate.engine.speculation.planner.planner import DepthPlanner
 from eaglegate.engine.speculation.planner.step_cost import ObservedStep
-from eaglegate.engine.speculation.planner.step_graphs import GraphMode
-from tests.engine.speculation.regret_sim import H100, CpuTable, GpuTable, Kind, step_ms
+from eaglegate.engine.speculation.planner.step_graphs import GraphMode, StepGraphs
 
-Ints = NDArray[np.integer]
+Ints = NDArray[np.integer[Any]]
+DEPTH = 7
+MEASURED_BATCHES = np.array([1.0, 16.0])
+MEASURED_DEPTHS = np.array([0.0, 1.0, 5.0, 7.0])
+COST_MS = np.array([[9.8, 11.4, 13.9, 15.4], [18.4, 21.6, 36.0, 39.5]])
+"""Step time by batch size and depth, with all drafts verified."""
+DRAFT_SHARE = 0.45
+"""Share of a step's extra time that is spent on drafting instead of verifying."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Kind of traffic: conditional acceptance per position, and answer length in tokens."""
+
+    name: str
+    acceptance: tuple[float, ...]
+    tokens: int = 120
+
+
+FRIENDLY = Kind("friendly", (0.97, 0.96, 0.96, 0.95, 0.95, 0.94, 0.94))
+HOSTILE = Kind("hostile", (0.12, 0.08, 0.05))
+
+
+def step_ms(batch: int, num_verified: float, depth: int) -> float:
+    """Interpolate in the table; verified tokens count as their share of a full width."""
+
+    def interpolate(d: float) -> float:
+        rows = [np.interp(d, MEASURED_DEPTHS, row) for row in COST_MS]
+        return float(np.interp(batch, MEASURED_BATCHES, rows))
+
+    base = interpolate(0)
+    width = num_verified / batch
+    return (
+        base
+        + DRAFT_SHARE * (interpolate(depth) - base)
+        + (1 - DRAFT_SHARE) * (interpolate(width) - base)
+    )
+
+
+class CpuTable:
+    """Measured table. No step depends on the distribution of widths over requests."""
+
+    graphs: StepGraphs | None = None
+
+    def step_ms(self, widths: Sequence[int], depth: int) -> float:
+        """Return the milliseconds of a step with these verified widths and draft depth."""
+        return step_ms(len(widths), float(sum(widths)), depth)
+
+
+@dataclass(frozen=True)
+class GpuTable:
+    """Step times shaped like those of a GPU with vLLM's second model runner.
+
+    A step reads all weights once (``base_ms``), computes the tokens that it is padded to, and
+    changes from memory-bound to compute-bound at ``knee`` tokens. Without a FULL graph, kernels of
+    every layer are launched one by one. A pass of the draft reads the draft's weights.
+
+    Sources of the numbers: an H100 reads 3.35 TB/s and computes 989 TFLOP/s in bf16 (its data
+    sheet), so 300 tokens take as long to compute as weights to read; real kernels reach about 70 %.
+    The cost of PIECEWISE graphs is vLLM's own: pull requests 21477 (8B: on par), 16072 (1.5B: 7 %)
+    and 25444 (30B with 3B active: 47 %). Sizes and depths are those of
+    ``engine/vllm_backend/graphs.py``.
+    """
+
+    name: str
+    base_ms: float
+    token_ms: float
+    compute_ms: float
+    """Milliseconds of each token beyond the knee."""
+    request_ms: float
+    """Milliseconds to read the KV cache of a context of 1,000 tokens."""
+    piecewise_ms: float
+    draft_ms: float
+    """Milliseconds of each pass of the draft; the first also fills its KV cache."""
+    knee: int = 200
+    graphs: StepGraphs = StepGraphs(
+        (0, 1, 3, 7), (*range(1, 17), *range(24, 257, 8), *range(272, 513, 16))
+    )
+
+    def step_ms(self, widths: Sequence[int], depth: int) -> float:
+        return self.run_ms(widths, depth, self.graphs.find_mode(widths))
+
+    def run_ms(self, widths: Sequence[int], depth: int, mode: GraphMode) -> float:
+        tokens = self.graphs.pad(len(widths) + sum(widths))
+        target = self.base_ms + self.token_ms * tokens + self.request_ms * len(widths)
+        target += self.compute_ms * max(0.0, tokens - self.knee)
+        target += (0.0, self.piecewise_ms, 3 * self.piecewise_ms)[mode]
+        return target + self.draft_ms * depth + (depth > 0) * self.draft_ms
+
+
+GPUS = (
+    GpuTable("dense 8B", 6.9, 0.004, 0.023, 0.05, 0.14, 0.35),
+    GpuTable("dense 1.5B", 1.9, 0.001, 0.005, 0.012, 0.16, 0.2),
+    GpuTable("30B, 3B active", 7.5, 0.03, 0.01, 0.03, 3.5, 0.4),
+)
+
+
+H100 = GpuTable("H100, 8B", 5.6, 0.006, 0.027, 0.012, 0.3, 0.45)
+"""Fitted to steps on an H100: 5.6 ms, 0.45 ms for a pass of the draft, and 16 ms more for 512
+tokens than for 64."""
+
+
 Table = CpuTable | GpuTable
+
+
+def profiled(planner: DepthPlanner, table: Table | None = None) -> DepthPlanner:
+    """Teach a planner the steps that an engine times while it warms up."""
+    table = table or CpuTable()
+    batches = (1, 4, 16) if table.graphs is None else (1, 4, 16, 64, 256)
+    shapes = [[depth] * batch for batch in batches for depth in (0, 1, 3, DEPTH)]
+    if table.graphs is not None:
+        shapes += [[depth, 0] * (batch // 2) for batch in (4, 16) for depth in (1, 4, DEPTH)]
+    for widths in shapes:
+        mode = table.graphs.find_mode(widths) if table.graphs else GraphMode.FULL
+        for _ in range(3):
+            seconds = table.step_ms(widths, max(widths)) / 1e3
+            planner.cost.observe(
+                ObservedStep(len(widths), sum(widths), max(widths), seconds, mode=mode)
+            )
+    return planner
+
+
 H100_CONTEXTS = replace(H100, request_ms=0.045)
 """With the time to read a context: at 30,000 tokens a step of one stream took 1.35 ms longer than
 at 200 (docs/gpu-results.md, long prompts, no draft)."""

@@ -1,4 +1,4 @@
-"""The depth planner: survivals, costs, and whole runs against the simulated engine."""
+"""The depth planner: survivals, costs, and plans."""
 
 from __future__ import annotations
 
@@ -11,21 +11,17 @@ from eaglegate.engine.speculation.planner.planner import (
     DepthPlan,
     DepthPlanner,
 )
-from eaglegate.engine.speculation.planner.probes import PROBE_SHARE, TIMING_STEPS
+from eaglegate.engine.speculation.planner.probes import TIMING_STEPS
 from eaglegate.engine.speculation.planner.step_cost import ObservedStep, StepCostModel
 from eaglegate.engine.speculation.planner.survival import LEVELS, START, SurvivalEstimator
 from eaglegate.engine.types import DepthReason
-from tests.engine.speculation.regret_sim import (
+from tests.engine.speculation.serving_sim import (
     FRIENDLY,
     HOSTILE,
-    LONG,
-    Lane,
-    Phase,
-    choose_fixed,
-    choose_planned,
-    oracle,
+    CpuTable,
+    Traffic,
+    make_planned,
     profiled,
-    run,
     step_ms,
 )
 
@@ -341,64 +337,14 @@ def test_bounds_hold() -> None:
         planner.observe_step(ObservedStep(1, 2, plan.depth, 0.01))
 
 
-@pytest.mark.thorough
-def test_probes_stay_within_their_share() -> None:
-    lane = auto()
-    hostile = (Phase("hostile", (HOSTILE,), 4, 60),)
-    auto_run = run(lane, hostile, seed=5)[0]
-    none = run(Lane("K=0", choose_fixed(0)), hostile, seed=5)[0]
-    assert auto_run.rate > 0.95 * none.rate
-    assert PROBE_SHARE <= 0.01
-
-
-def auto() -> Lane:
-    planner = profiled(DepthPlanner(DEPTH))
-    return Lane("auto", choose_planned(planner), planner)
-
-
-PHASES = (
-    Phase("friendly", (FRIENDLY,), 4, 30),
-    Phase("hostile", (HOSTILE,), 4, 25),
-    Phase("long", (LONG,), 4, 20),
-    Phase("mixed", (FRIENDLY, HOSTILE), 8, 50),
-)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("seed", range(3))
-def test_the_planner_loses_to_no_fixed_depth(seed: int) -> None:
-    """Short phases: the time to learn weighs more here than in ``lab.benchmarks.regret``."""
-    lanes = [auto(), *(Lane(f"K={depth}", choose_fixed(depth)) for depth in (0, 1, 3, 5, 7))]
-    runs = {lane.name: run(lane, PHASES, seed) for lane in lanes}
-    rates = {
-        name: sum(phase.tokens for phase in phases) / sum(phase.seconds for phase in phases)
-        for name, phases in runs.items()
-    }
-    auto_rate = rates.pop("auto")
-    assert auto_rate > 1.06 * max(rates.values())
-    for number, phase in enumerate(runs.pop("auto")):
-        best = max(phases[number].rate for phases in runs.values())
-        assert phase.rate > 0.90 * best, phase.phase
-
-
-@pytest.mark.thorough
 def test_the_expectation_is_what_comes() -> None:
-    lane = auto()
-    run(lane, PHASES, seed=11)
-    assert lane.planner is not None
-    totals = lane.planner.totals
+    engine = make_planned(CpuTable(), DEPTH)
+    for kinds in ((FRIENDLY,), (HOSTILE,), (FRIENDLY, HOSTILE)):
+        engine.run(Traffic(kinds, 4, 30), seed=11)
+    assert engine.planner is not None
+    totals = engine.planner.totals
     assert totals.expected_tokens == pytest.approx(totals.committed_tokens, rel=0.03)
     assert totals.expected_s == pytest.approx(totals.taken_s, rel=0.05)
-
-
-@pytest.mark.thorough
-def test_the_oracle_is_the_most_there_is() -> None:
-    phases = PHASES[:2]
-    best = run(Lane("oracle", oracle), phases, seed=2)
-    for depth in (0, 3, 7):
-        other = run(Lane("fixed", choose_fixed(depth)), phases, seed=2)
-        for mine, theirs in zip(best, other, strict=True):
-            assert mine.rate > 0.97 * theirs.rate
 
 
 def plan_for(planner: DepthPlanner, names: list[str], accepted: int | None = None) -> DepthPlan:

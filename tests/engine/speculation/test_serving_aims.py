@@ -9,10 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from tests.engine.speculation.regret_sim import FRIENDLY, CpuTable, Kind
+from eaglegate.engine.speculation.planner.probes import TIMING_STEPS
 from tests.engine.speculation.serving_sim import (
+    FRIENDLY,
+    GPUS,
     H100_CONTEXTS,
+    CpuTable,
     Engine,
+    Kind,
     Table,
     Traffic,
     make_planned,
@@ -82,3 +86,31 @@ def compare_with_fixed(name: str, seed: int) -> list[float]:
 def test_planner_reaches_the_best_fixed_depth(name: str) -> None:
     ratios = compare_with_fixed(name, seed=1)
     assert min(ratios) >= FLOORS.get(name, AIM)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("table", [CPU, *GPUS], ids=lambda table: type(table).__name__)
+def test_requests_of_several_kinds_are_served_faster_than_at_any_fixed_depth(table: Table) -> None:
+    """Each verifies as many drafts as are accepted of it, where a step without a graph is cheap."""
+    mixed = Traffic((FRIENDLY, NOTHING), 8, 100)
+    best = max(Engine(table, 7, depth=depth).run(mixed, 1).rate for depth in (0, 1, 3, 7))
+    rate = make_planned(table, 7).run(mixed, 1).rate
+    assert rate > (1.06 if table is CPU else 0.95) * best
+
+
+@pytest.mark.parametrize("batch", [16, 64])
+def test_changes_of_traffic_are_found_within_thirty_steps(batch: int) -> None:
+    engine = make_planned(H100, 7)
+    nothing, friendly = (
+        [depth for _, _, depth in engine.run(Traffic((kind,), batch, 4 * batch), seed).steps]
+        for seed, kind in enumerate((NOTHING, FRIENDLY))
+    )
+    assert nothing.count(0) > 0.9 * len(nothing)
+    assert friendly[30:100].count(0) <= TIMING_STEPS, "one probe of depth 0 at most"
+
+
+@pytest.mark.parametrize("batch", [256, 512])
+def test_a_batch_larger_than_any_timed_one_is_drafted_for_at_once(batch: int) -> None:
+    """A probe of a few requests is priced as such, and a plan ends with the times behind it."""
+    result = make_planned(H100, 7).run(Traffic((FRIENDLY,), batch, batch), seed=0)
+    assert min(depth for _, _, depth in result.steps[20:25]) >= 2

@@ -10,7 +10,7 @@ import pytest
 
 from eaglegate.engine.speculation.planner.planner import DepthPlanner
 from eaglegate.engine.speculation.planner.step_cost import ObservedStep, StepCostModel
-from tests.engine.speculation.regret_sim import profiled, step_ms
+from tests.engine.speculation.serving_sim import profiled, step_ms
 
 DEPTH = 7
 

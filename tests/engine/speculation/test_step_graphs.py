@@ -13,42 +13,14 @@ from eaglegate.engine.speculation.planner.probes import Optimum
 from eaglegate.engine.speculation.planner.step_cost import ObservedStep, StepCostModel
 from eaglegate.engine.speculation.planner.step_graphs import GraphMode, StepGraphs
 from eaglegate.engine.speculation.planner.uniform import prefer_uniform
-from tests.engine.speculation.regret_sim import (
-    DEPTH,
-    FRIENDLY,
-    GPUS,
-    HOSTILE,
-    LONG,
-    Phase,
-    lanes,
-    profiled,
-    run,
-)
+from tests.engine.speculation.serving_sim import DEPTH, GPUS, profiled
 
 GRAPHS = StepGraphs((0, 1, 3, 7), (*range(1, 17), *range(24, 257, 8)))
 LARGE = GPUS[-1]
-PHASES = (
-    Phase("friendly", (FRIENDLY,), 16, 60),
-    Phase("hostile", (HOSTILE,), 4, 20),
-    Phase("mixed", (FRIENDLY, HOSTILE), 8, 50),
-    Phase("three kinds", (FRIENDLY, LONG, HOSTILE), 16, 80),
-)
 
 
 def test_the_examples_in_the_module() -> None:
     assert doctest.testmod(step_graphs).failed == 0
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("table", GPUS, ids=lambda table: table.name)
-def test_the_planner_loses_less_than_five_percent_to_any_fixed_depth(table) -> None:
-    runs = {lane.name: run(lane, PHASES, 1) for lane in lanes(table)}
-    for number, phase in enumerate(runs["auto"]):
-        fixed = [phases[number].rate for name, phases in runs.items() if name.startswith("K=")]
-        assert phase.rate > 0.95 * max(fixed), phase.phase
-    if table is LARGE:
-        ours, line = runs["auto"][-1].rate, runs["line"][-1].rate
-        assert ours > 1.1 * line, "a planner that knows nothing of graphs"
 
 
 def plan(bounds: list[int], kinds: list[float], floors: list[int] | None = None) -> list[int]:
