@@ -30,8 +30,8 @@ A row passes when the client reaches its goal and none of its requests is refuse
 about a refusal.
 
 `make clients` writes this page; `make clients-newest` runs the newest versions and prints what
-fails. The SDKs that run against the demo model itself (`openai` for Python and
-Node, `anthropic`, `openai-agents`, `langchain-openai`) are in `tests/e2e` and `tests/server`.
+fails. The SDKs that run against the demo model itself (`openai`, `anthropic`, `openai-agents` and
+`langchain-openai` for Python) are in `tests/e2e` and `tests/server`.
 
 | client | version | API or mode | what runs | result |
 |---|---|---|---|---|

@@ -93,34 +93,6 @@ def test_a_chat_about_a_picture(gateway, openai):
     assert gateway.metric("eaglegate_input_accepted_tokens_total", input="images") > 0
 
 
-def test_several_pictures_in_their_order(openai):
-    """The text is the same in either order, but its probabilities are not."""
-    first, second = draw(1), draw(2, 112, 224)
-
-    def score(*pictures: bytes) -> list[float]:
-        body = ask(*pictures, logprobs=True, max_tokens=8)
-        choice = openai.chat.completions.create(**body).choices[0]
-        return [token.logprob for token in choice.logprobs.content]
-
-    forward = score(first, second)
-    assert score(first, second) == pytest.approx(forward, abs=1e-4)
-    assert score(second, first) != pytest.approx(forward, abs=1e-3)
-
-
-def test_a_response_and_its_successor(openai):
-    content = [
-        {"type": "input_text", "text": QUESTION},
-        {"type": "input_image", "image_url": to_url(draw()), "detail": "auto"},
-    ]
-    fields = {"model": "vision-demo", "temperature": 0, "max_output_tokens": 40}
-    first = openai.responses.create(input=[{"role": "user", "content": content}], **fields)
-    chat = openai.chat.completions.create(**ask(draw()))
-    assert first.usage.input_tokens == chat.usage.prompt_tokens
-    assert first.output_text == (chat.choices[0].message.content or "")
-    second = openai.responses.create(input="And now?", previous_response_id=first.id, **fields)
-    assert second.usage.input_tokens > first.usage.input_tokens
-
-
 def test_a_message_with_a_file(anthropic, openai, tmp_path: Path):
     """The SDK encodes files itself."""
     file = tmp_path / "picture.png"

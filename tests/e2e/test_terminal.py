@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import pty
 import signal
@@ -75,22 +74,3 @@ def test_top_watches_a_gateway_that_goes_away_and_comes_back(tmp_path):
         with gateway_on(port, tmp_path, worker.url):
             ask(url)
             read_until("\x1b[H\x1b[2Jeaglegate")
-
-
-def test_top_in_a_pipe_and_with_a_wrong_key(tmp_path):
-    def top(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "eaglegate.server", "top", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-
-    with workers.scripted_worker(tmp_path / "worker.log") as worker:
-        worker.until_healthy()
-        with gateway_on(0, tmp_path, worker.url) as running:
-            ask(running.url)
-            plain = top(running.operator, "--key", KEY)
-            assert plain.returncode == 0, plain.stderr
-            assert "throughput" in plain.stdout and f"{worker.url} serving" in plain.stdout
-            whole = json.loads(top(running.operator, "--key", KEY, "--json").stdout)
-            assert whole["speculation"]["all"]["requests"] == 1
-            denied = top(running.operator, "--key", "wrong")
-    assert denied.returncode == 1
-    assert "EAGLEGATE_ADMIN_API_KEY" in denied.stderr

@@ -121,14 +121,6 @@ def test_kimi_on_four_gpus(tmp_path: Path):
     assert found.facts["quantisation"] == "modelopt NVFP4"
 
 
-def test_kimi_on_a_laptop(tmp_path: Path):
-    found = preflight(kimi_plan(tmp_path), LAPTOP, offline)
-    assert len(found.obstacles) == 2
-    assert "4 workers need a core each" in found.obstacles[0]
-    assert "GiB of memory, 16.0 GiB are free" in found.obstacles[1]
-    assert any("TOKENSPEED_MLA does not run on CPUs" in text for text in found.remarks)
-
-
 def test_llama_70b_with_a_narrow_draft(tmp_path: Path):
     plan = EnginePlan(
         model=str(llama_70b(tmp_path / "target")),

@@ -58,14 +58,6 @@ def test_a_prompt_is_rendered_though_its_child_is_killed(runner, monkeypatch):
     assert render(runner, "again") == "again"
 
 
-def test_a_child_that_died_while_idle_is_not_asked(runner):
-    assert render(runner) == "Hi"
-    (idle,) = runner._idle
-    idle.kill()
-    idle.wait()
-    assert render(runner) == "Hi"
-
-
 def test_two_lost_children_are_an_error_to_be_tried_again(runner, monkeypatch):
     monkeypatch.setattr(sandbox.subprocess, "Popen", dying([signal.SIGKILL, signal.SIGTERM]))
     with pytest.raises(RendererLost, match="Try again") as lost:

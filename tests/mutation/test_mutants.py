@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import ast
-import importlib
-import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from tests.mutation.__main__ import Swap
-from tests.mutation.forks import call_in_fork
 from tests.mutation.mutants import mutants_of
-from tests.mutation.session import PACKAGE, find_functions
 from tests.mutation.targets import TARGETS
 
 pytestmark = pytest.mark.thorough
@@ -55,50 +48,6 @@ def test_every_place_is_changed_once():
     assert names == EXPECTED
 
 
-CLEANED = """
-def answer(place):
-    try:
-        place.work()
-        return 1
-    except OSError:
-        place.fail()
-    finally:
-        place.pay()
-        if place:
-            place.leave()
-"""
-
-
-def test_each_statement_of_a_finally_is_moved_out_of_it():
-    moved = {m.name: m for m in mutants_of(CLEANED) if m.change == "out of finally"}
-    assert set(moved) == {
-        "answer: place.pay() -> (out of finally)",
-        "answer: if place: -> (out of finally)",
-    }
-    tree = moved["answer: place.pay() -> (out of finally)"].tree()
-    (tried,) = (node for node in ast.walk(tree) if isinstance(node, ast.Try))
-    assert [ast.unparse(node) for node in tried.body][-1] == "place.pay()"
-    assert [type(node) for node in tried.finalbody] == [ast.If]
-    assert moved["answer: place.pay() -> (out of finally)"].lines == range(9, 10)
-
-
-@pytest.mark.parametrize(("raises", "paid"), [(True, 0), (False, 1)])
-def test_code_moved_out_of_a_finally_is_skipped_after_an_exception(raises, paid):
-    source = "def f(raises, pay):\n    try:\n        raises()\n    finally:\n        pay()\n"
-    (mutant,) = (m for m in mutants_of(source) if m.change == "out of finally")
-    made: dict[str, Any] = {}
-    exec(compile(mutant.tree(), "x", "exec"), made)
-    calls: list[int] = []
-
-    def work() -> None:
-        if raises:
-            raise OSError
-
-    with suppress(OSError):
-        made["f"](work, lambda: calls.append(1))
-    assert len(calls) == paid
-
-
 EXPLAINED = yaml.safe_load((Path(__file__).parent / "explained.yaml").read_text(encoding="utf-8"))
 
 
@@ -123,22 +72,6 @@ def test_explanations_are_of_functions_that_exist():
 def test_targets_and_their_tests_are_there():
     paths = {path.split("::")[0] for target in TARGETS for path in (target, *TARGETS[target])}
     assert not [path for path in paths if not (ROOT / path).exists()]
-
-
-def test_a_mutant_takes_the_place_of_the_module_and_of_its_functions():
-    target, name = "server/access/prompt_turns.py", "eaglegate.server.access.prompt_turns"
-    module = importlib.import_module(name)
-    names = [function for _, function, _ in find_functions({str(PACKAGE / target)})]
-    assert "PromptTurns._fits" in names
-    mutants = mutants_of((ROOT / target).read_text(encoding="utf-8"))
-    (mutant,) = (mutant for mutant in mutants if mutant.name == "(module): 10.0 -> 11.0")
-
-    def read_changed() -> float:
-        del sys.modules[name]
-        sys.meta_path.insert(0, Swap(target, mutant.tree()))
-        return importlib.import_module(name).LONGEST_S
-
-    assert (module.LONGEST_S, call_in_fork(read_changed)) == (10.0, 11.0)
 
 
 @pytest.mark.parametrize("target", TARGETS)

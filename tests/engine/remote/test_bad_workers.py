@@ -16,12 +16,12 @@ from eaglegate.engine.fleet.discovery import DiscoveryError, FileSource, StaticS
 from eaglegate.engine.fleet.fleet import Fleet
 from eaglegate.engine.remote.connection import WorkerConnection
 from eaglegate.engine.remote.engine import RemoteEngine
+from eaglegate.engine.remote.probe import PROBE
 from eaglegate.engine.remote.protocols import parse_upstream, remote_engine
 from eaglegate.engine.remote.text import TextEngine
 from eaglegate.engine.remote.upstream import ConnectionSettings
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.types import Sampling
-from tests.engine.fleet.test_over_http import Worker
 from tests.engine.fleet.town import PATIENCE, RULES
 from tests.engine.remote import bad_workers
 from tests.engine.remote.bad_workers import ANSWERS, HTML, TELLING, BadWorker, listening, says
@@ -169,35 +169,20 @@ async def test_an_account_that_does_not_come_is_not_waited_for(monkeypatch):
             await worker.idle.wait()
 
 
-BROKEN_PROBES = sorted(TELLING)
+class Worker(StandIn):
+    """Continues any prompt greedily, four tokens a chunk."""
 
+    def __init__(self) -> None:
+        super().__init__(script=self.play, tokens=MODEL.codec.encode(PROBE, False))
 
-@pytest.mark.parametrize("seed", range(4))
-async def test_probes_go_on_through_every_kind_of_bad_worker(seed):
-    """One good worker serves all the while; the bad one serves as soon as it is good."""
-    chance = random.Random(seed)
-    good, late = Worker(), Worker()
-    bad = BadWorker({"/": TELLING["html"], "/health": says(b"")})
-    rules = replace(RULES, ask_s=0.3, admit_s=0.5, poll_s=0.02)
-    async with serving(good.app()) as good_url, serving(late.app()) as late_url, listening(bad):
-        at = {"good": good_url, "bad": bad.url}
-        fleet = Fleet(
-            lambda name: remote_engine(parse_upstream(at[name]), MODEL, QUICK),
-            [StaticSource(at)],
-            PATIENCE,
-            rules,
-        )
-        await fleet.start()
-        for name in chance.sample(BROKEN_PROBES, 6):
-            bad.talks["/"] = TELLING[name]
-            at["bad"] = bad.url
-            asked = ask(name, tokens=20)
-            assert tokens_of(await collect(fleet, asked)) == following(asked)
-            opened = fleet.workers["bad"].breaker.retry_at
-            await _soon(lambda o=opened: fleet.workers["bad"].breaker.retry_at > o)
-        at["bad"] = late_url
-        await _soon(lambda: fleet.workers["bad"].is_serving)
-        await fleet.aclose()
+    def play(self, body):
+        most = body["sampling_params"]["max_tokens"]
+        tokens = following(ask(tokens=most, prompt=tuple(body["token_ids"])))
+        pieces = [tokens[:1], *(tokens[at : at + 4] for at in range(1, most, 4))]
+        for at, piece in enumerate(pieces):
+            yield 0.002
+            yield chunk(*piece, finish="length" if at == len(pieces) - 1 else None)
+        yield end(*((3, len(piece) - 1) for piece in pieces[1:]))
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -50,15 +50,6 @@ def choose(probes: Probes, best: Optimum, trials: np.ndarray = KNOWN, age: np.nd
     return probes.choose(best, TIMED_ALL, trials, age)
 
 
-def probe_for(probes: Probes, best: Optimum, steps: int, step_s: float = 0.01) -> int:
-    """Number of probes in ``steps`` steps of ``step_s`` each."""
-    made = 0
-    for _ in range(steps):
-        made += choose(probes, best) is not None
-        probes.save(step_s)
-    return made
-
-
 def test_probes_take_no_more_than_their_share_of_the_time() -> None:
     """The share holds however often probes might be made: here every change starts them anew."""
     probes, best, lost_s = Probes(), make_optimum(extra_s=0.002), 0.0

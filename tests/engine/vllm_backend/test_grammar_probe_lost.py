@@ -118,29 +118,10 @@ async def test_a_child_that_dies_while_nothing_is_asked_is_replaced(probe, tmp_p
     await probe.check(OTHER)
 
 
-async def test_a_child_killed_as_it_starts_does_not_end_structured_output(probe, tmp_path):
-    (tmp_path / "starts").write_text(f"{KILLED} {KILLED}")
-    with pytest.raises(EngineOverloaded):
-        await probe.check(GOOD)
-    await probe.check(GOOD)
-    (tmp_path / "starts").write_text(f"{KILLED}")
-    await probe.aclose()
-    await probe.check(OTHER)
-
-
 @pytest.mark.parametrize("ending", [RAISED, ABORTED])
 async def test_a_child_that_fails_as_it_starts_says_nothing_about_schemas(probe, tmp_path, ending):
     """It has too little memory for its imports, say."""
     (tmp_path / "starts").write_text(f"{ending} {ending}")
-    with pytest.raises(EngineOverloaded):
-        await probe.check(GOOD)
-    assert not probe.is_known(GOOD)
-    await probe.check(GOOD)
-
-
-@pytest.mark.parametrize("endings", [(CRASHED, KILLED), (KILLED, CRASHED), (RAISED, TERMINATED)])
-async def test_a_crash_and_a_kill_are_no_verdict(probe, tmp_path, endings):
-    (tmp_path / "tries").write_text(" ".join(map(str, endings)))
     with pytest.raises(EngineOverloaded):
         await probe.check(GOOD)
     assert not probe.is_known(GOOD)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from vllm import envs
 from vllm.inputs import TokensPrompt
 
-from eaglegate.engine.errors import EngineError, RequestRejected
+from eaglegate.engine.errors import RequestRejected
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineRequest
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
@@ -232,20 +232,7 @@ async def test_another_image_is_not_taken_from_the_prefix_cache(
     assert (await run(engine, salted)).cached_tokens == 0
 
 
-@pytest.mark.skipif(SECOND_RUNNER, reason="nothing of it runs in the engine")
-async def test_an_engine_for_text_alone_takes_no_images(
-    vision_demo: VisionDemo, questions: Texts
-) -> None:
-    settings = vision_demo.arguments(None, **SMALL, language_model_only=True)
-    text_only = VllmEngine(make_demo_arguments(**settings))
-    try:
-        assert (await text_only.start()).image_input is None
-        with pytest.raises(EngineError, match="reads text only"):
-            await run(text_only, with_images("text", questions[0], (1, 56, 56)))
-    finally:
-        await text_only.aclose()
-
-
+@pytest.mark.gpu_path
 async def test_an_answer_to_images_is_scored_with_them(
     engine: VllmEngine, requests: list[EngineRequest]
 ) -> None:

@@ -23,12 +23,6 @@ from eaglegate.features.doctor.doctor import (
     DoctoredEngine,
     name_prefix,
 )
-from eaglegate.features.doctor.suspicion import (
-    FALL,
-    PositionCounts,
-    find_scale,
-    measure_length,
-)
 from eaglegate.features.doctor.trial_runs import TRIAL_TOKENS
 from eaglegate.features.doctor.trials import (
     ENOUGH,
@@ -39,7 +33,6 @@ from eaglegate.features.doctor.trials import (
     differs_in_text,
     has_fallen,
     is_open,
-    measure_chance,
     measure_fall,
 )
 from tests.features.doctor.clinic import (
@@ -191,14 +184,6 @@ def test_texts_are_tried_until_a_fall_is_certain_or_unlikely() -> None:
     assert not is_open([pair(11, 9), pair(9, 10)] * (MOST // 2))
 
 
-def test_the_chance_of_a_difference_is_counted_over_all_signs() -> None:
-    assert measure_chance([]) == 1
-    assert measure_chance([0, 0]) == 1
-    assert measure_chance([1] * 7) == 1 / 128
-    assert measure_chance([1, 1, -1, 0]) == 4 / 8
-    assert measure_chance([3, 2, -1]) == 2 / 8
-
-
 @pytest.mark.thorough
 def test_runs_that_differ_by_chance_alone_seldom_look_like_a_fall() -> None:
     """Though each text is a new look: 2 % of 2,000 examinations."""
@@ -225,26 +210,6 @@ def test_a_small_fall_is_found_in_few_texts(fall: float) -> None:
         texts += len(trials)
     print(fall, found / 500, texts / 500)
     assert found >= 450
-
-
-def test_positions_are_counted_up_to_the_first_rejected_draft() -> None:
-    counts = PositionCounts.of(
-        [DecodeStep(3, 1, 2), DecodeStep(3, 2, 3, cut=1), DecodeStep(0, 0, 1)]
-    )
-    assert counts.reached == [2, 2, 1]
-    assert counts.accepted == [2, 1, 1]
-
-
-@pytest.mark.parametrize("rates", [[0.98] * 5, [0.6, 0.5, 0.4], [0.9], [0.97, 0.5]])
-def test_a_fall_is_one_of_the_acceptance_length(rates: list[float]) -> None:
-    before, scale = measure_length(rates), find_scale(rates, FALL)
-    assert measure_length([scale * rate for rate in rates]) == pytest.approx(
-        (1 - FALL) * before, rel=1e-4
-    )
-
-
-def test_half_is_looked_for_where_few_drafts_are_accepted() -> None:
-    assert find_scale([0.05, 0.05], FALL) == 0.5
 
 
 async def test_an_answer_that_began_before_another_draft_tells_nothing() -> None:

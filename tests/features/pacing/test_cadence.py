@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from anthropic import Anthropic
 from hypothesis import given
 from hypothesis import strategies as st
-from openai import OpenAI
 
 from eaglegate.engine.errors import EngineDead, EngineOverloaded
 from eaglegate.engine.events import Finish, LogprobsDelta, TokensDelta, Usage
@@ -31,7 +28,7 @@ from eaglegate.features.pacing.settings import PacingSettings
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.http.response import ReplayedResponse, StreamTiming
 from eaglegate.text.events import ContentDelta, ReasoningDelta, ToolCallDelta, ToolCallEnd
-from tests.server.conftest import Lab, call, make_scope, on_a_port, read_head_only, send_once
+from tests.server.conftest import Lab, call, make_scope, read_head_only, send_once
 from tests.streams import read_frames
 
 TEXT = "Seven times six is forty-two, and the rest of the sentence fills a few more steps."
@@ -406,35 +403,6 @@ async def test_a_replay_that_is_not_read_is_cut_off():
 
 
 # The official clients.
-
-
-@pytest.mark.thorough
-def test_openai_s_client_reads_paced_streams(paced, url_of):
-    says_slowly(paced)
-    client = OpenAI(base_url=f"{url_of(paced)}/v1", api_key="none", max_retries=0)
-    chunks = client.chat.completions.create(model="demo", messages=HI, stream=True)
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == TEXT
-    pieces = client.completions.create(model="demo", prompt="Hi", max_tokens=64, stream=True)
-    assert "".join(piece.choices[0].text for piece in pieces if piece.choices) == TEXT
-    with client.responses.stream(model="demo", input="Hi") as stream:
-        assert stream.get_final_response().output_text == TEXT
-
-
-@pytest.mark.thorough
-def test_anthropic_s_client_reads_paced_streams(paced, url_of):
-    says_slowly(paced)
-    client = Anthropic(base_url=url_of(paced), api_key="none", max_retries=0)
-    with client.messages.stream(model="demo", messages=HI, max_tokens=64) as stream:
-        message = stream.get_final_message()
-    assert message.content[0].text == TEXT
-    assert message.stop_reason == "end_turn"
-
-
-@pytest.fixture
-def url_of():
-    with ExitStack() as stack:
-        yield lambda lab: stack.enter_context(on_a_port(lab.app))
 
 
 def test_the_setting_is_checked() -> None:
