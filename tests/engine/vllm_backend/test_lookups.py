@@ -19,7 +19,6 @@ from msgspec.structs import replace
 
 from eaglegate.engine.types import Constraint, Drafter, EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
-from eaglegate.engine.vllm_backend.translate import describe_engine
 from eaglegate.features.lookups.engine.arguments import add_lookups
 from tests.engine.drive import (
     Outcome,
@@ -128,15 +127,6 @@ async def test_greedy_text_is_the_same(
     assert num_accepted > num_drafted / 2
     widths = {step.drafted for o in outcomes for step in o.account.decode_steps}
     assert max(widths) > DEPTH
-
-
-async def test_the_engine_tells_the_drafts_own_depth(lookup_engine: VllmEngine) -> None:
-    """Warm-up and timing at the start follow it, and so do the rules of speculation."""
-    assert lookup_engine._llm is not None
-    speculation = describe_engine(lookup_engine._llm.vllm_config).speculation
-    assert (speculation.depth, speculation.lookup, speculation.width) == (DEPTH, WIDTH, WIDTH)
-    assert f"K = {DEPTH}, " in speculation.summary
-    assert speculation.takes_quotes
 
 
 @pytest.mark.parametrize("mode", ["auto", "random"])

@@ -243,17 +243,14 @@ ENTRY = {"logprob": -1.0, "rank": 1}
 NUMBERS: dict[str, Any] = {
     "null": None,
     "no list": {"1": ENTRY},
-    "too few": [None, {"2": ENTRY}],
     "too many": [None] + [{str(token): ENTRY} for token in range(2, 40)],
     "a text for a number": [None, *({str(t): {"logprob": "-1", "rank": 1}} for t in (2, 3, 4))],
     "a number beyond JSON": [None, *({str(t): {"logprob": 1e400, "rank": 1}} for t in (2, 3, 4))],
     "another token": [None, *({"9": ENTRY} for _ in range(3))],
     "an id that is none": [None, *({str(t): ENTRY, "-1": ENTRY} for t in (2, 3, 4))],
-    "an id too large": [None, *({str(t): ENTRY, "9" * 30: ENTRY} for t in (2, 3, 4))],
     "too many alternatives": [None, *({str(t): ENTRY for t in range(999)} for _ in (2, 3, 4))],
     "no probabilities": [None, *({str(t): {"logprob": 9.0, "rank": 1}} for t in (2, 3, 4))],
     "a huge reply": ["x" * (1 << 20)] * 4,
-    "nothing at all": [None] * 4,
 }
 
 
