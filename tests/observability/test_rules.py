@@ -32,7 +32,8 @@ def promtool(*arguments: str | Path) -> None:
 
 
 def test_configuration_and_rules_are_valid():
-    promtool("check", "config", ROOT / "deploy/prometheus/prometheus.yml")
+    for name in ("prometheus.yml", "prometheus-tls.yml"):
+        promtool("check", "config", ROOT / "deploy" / "prometheus" / name)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda path: path.stem)
