@@ -3,14 +3,17 @@
 A page links to files of the repository, so that its links work on a code host. On the site, a link
 to a page leads to that page, and the name of any other file appears without a link. Broken links
 are left unchanged: mkdocs then warns, and ``--strict`` fails.
+
+A page with a ``mermaid`` fence shows the SVG with its name, because the site loads no program to
+draw it. ``npx -p @mermaid-js/mermaid-cli mmdc -t neutral`` draws one; ``mark`` is its last line.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import posixpath
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +24,6 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT))  # mkdocs runs this file by its path
-
-from scripts.diagrams import FENCE as DIAGRAM  # noqa: E402
-from scripts.diagrams import mark  # noqa: E402
-
 log = logging.getLogger("mkdocs.hooks.site")
 OUTSIDE = {
     "CHANGELOG.md": "project/changelog.md",
@@ -36,6 +34,7 @@ OUTSIDE = {
 }
 """Pages outside ``docs/`` by their path in the repository, and their places on the site."""
 ORIGINS = {place: path for path, place in OUTSIDE.items()}
+DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^ *(```|~~~)")
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 NESTED = re.compile(r"^ {3}(?=\S)")
@@ -69,11 +68,16 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     )
 
 
+def mark(code: str) -> str:
+    """Return the comment that ties an SVG to the text that it was drawn from."""
+    return f"<!-- drawn from {hashlib.sha256(code.encode()).hexdigest()[:16]} -->"
+
+
 def _show_diagram(code: str, place: str) -> str:
     """Return the image drawn from a diagram."""
     drawn = (ROOT / "docs" / place).with_suffix(".svg")
     if not drawn.exists() or mark(code) not in drawn.read_text("utf-8"):
-        log.warning("%s was not drawn from the diagram in %s: scripts/diagrams.py", drawn, place)
+        log.warning("%s was not drawn from the diagram in %s: add %s", drawn, place, mark(code))
     return f'![Diagram]({drawn.name}){{ style="background: #fff; padding: 1rem" }}'
 
 

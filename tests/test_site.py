@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from scripts import check_site, diagrams, reference, site_hooks
+from scripts import check_site, reference, site_hooks
 from tests.server.conftest import Lab
 
 ROOT = Path(__file__).parent.parent
@@ -49,8 +49,8 @@ def test_the_diagrams_are_drawn_from_what_the_pages_say():
     pages = [path for path in (ROOT / "docs").rglob("*.md") if "```mermaid" in path.read_text()]
     assert pages
     for page in pages:
-        (code,) = diagrams.FENCE.findall(page.read_text("utf-8"))
-        assert diagrams.mark(code) in page.with_suffix(".svg").read_text("utf-8"), page
+        (code,) = site_hooks.DIAGRAM.findall(page.read_text("utf-8"))
+        assert site_hooks.mark(code) in page.with_suffix(".svg").read_text("utf-8"), page
 
 
 NAV = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
