@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -20,7 +20,6 @@ from starlette.routing import Route
 
 from eaglegate import __version__
 from eaglegate.engine.fleet.types import WorkerStatus
-from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineInfo
 from eaglegate.observability.metrics.base import AdmissionQueue
 from eaglegate.observability.metrics.engine import summarize_planner
@@ -97,9 +96,6 @@ def render_metrics(
     return generate_latest(page)
 
 
-MIN_AT_RISK = 10
-"""Verify steps that must reach a position before the slope includes it."""
-
 RECENT_STEPS = 50
 """Number of planned steps that ``/debug/speculation`` lists."""
 Row = dict[str, Any]
@@ -152,7 +148,6 @@ def summarize_window(window: SlidingWindow, now: float) -> Row:
         "against_baseline": length / baseline if length and baseline else None,
         "acceptance_per_position": totals.acceptance_per_position,
         "conditional_acceptance": totals.conditional_acceptance,
-        "conditional_slope": compute_conditional_slope(totals),
         "fallback_ratio": totals.fallback_ratio,
         "fallback_by_reason": totals.fallback_by_reason,
         "tpot_s": sums.tpot,
@@ -183,46 +178,6 @@ def compute_throughput(telemetry: Telemetry, now: float) -> float:
         return 0.0
     bucket_s = buckets[0][0]
     return sum(tokens for _, tokens in buckets) / (2 * bucket_s + now % bucket_s)
-
-
-def compute_conditional_slope(totals: Totals) -> float | None:
-    """Return the least-squares slope of c_i over i; below 0, later positions are accepted less.
-
-    This is a sign of attention drift seen from the serving side, not a proof. A limited depth also
-    makes late positions rarer, so each c_i is first divided by the share of steps that also drafted
-    position i after i-1 (1 if all requests have one depth). None if fewer than two positions were
-    reached by enough steps.
-    """
-    points = [
-        (position, value)
-        for position, (value, num_steps) in enumerate(_correct_for_depth(totals), 1)
-        if num_steps >= MIN_AT_RISK
-    ]
-    return _fit_slope(points) if len(points) > 1 else None
-
-
-def _correct_for_depth(totals: Totals) -> list[tuple[float, int]]:
-    """Return c_i of each position among steps that drafted it, with the number of those steps."""
-    num_reached = (totals.verify_steps, *totals.accepted_at)
-    num_drafted = (totals.verify_steps, *totals.proposed_at)
-    points = []
-    for index, num_accepted in enumerate(totals.accepted_at):
-        num_at_risk = (
-            num_reached[index] * num_drafted[index + 1] / num_drafted[index]
-            if num_drafted[index]
-            else 0.0
-        )
-        points.append(
-            (min(1.0, num_accepted / num_at_risk) if num_at_risk else 0.0, int(num_at_risk))
-        )
-    return points
-
-
-def _fit_slope(points: Sequence[tuple[float, float]]) -> float:
-    mean_x = sum(x for x, _ in points) / len(points)
-    mean_y = sum(y for _, y in points) / len(points)
-    rise = sum((x - mean_x) * (y - mean_y) for x, y in points)
-    return rise / sum((x - mean_x) ** 2 for x, _ in points)
 
 
 def _describe_engine(info: EngineInfo) -> Row:

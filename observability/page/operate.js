@@ -65,10 +65,6 @@ function tiles(data) {
 
 function bars(data) {
   const all = data.all, rows = all.conditional_acceptance.map((c, i) => bar("position " + (i + 1), c));
-  if (!none(all.conditional_slope)) {
-    const slope = all.conditional_slope;
-    rows.push(el("div", `slope ${slope >= 0 ? "+" : "−"}${Math.abs(slope).toFixed(3)} per position`, "dim"));
-  }
   $("positions").replaceChildren(...(rows.length ? rows : [el("div", "No draft was verified.", "empty")]));
   const reasons = Object.entries(all.fallback_by_reason);
   $("reasons").replaceChildren(...(reasons.length ? reasons.map(([r, x]) => bar(r, x, r)) : [el("div", "No decode step yet.", "empty")]));
@@ -81,7 +77,6 @@ const COLUMNS = [
   ["vs baseline", r => { const [t, c] = drift(r.against_baseline); return [none(r.against_baseline) ? "–" : t.replace(" vs baseline", ""), c]; }],
   ["depth", r => [fixed(r.mean_depth)]],
   ["wasted", r => [percent(r.drafted_tokens ? r.wasted_tokens / r.drafted_tokens : null)]],
-  ["slope", r => [none(r.conditional_slope) ? "–" : (r.conditional_slope < 0 ? "−" : "+") + Math.abs(r.conditional_slope).toFixed(3)]],
   ["fallback", r => [percent(r.fallback_ratio)]],
   ["TPOT", r => [millis(r.tpot_s)]],
   ["TTFT", r => [millis(r.ttft_s)]],

@@ -6,14 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
-import orjson
 import pytest
 from starlette.applications import Starlette
 
 from eaglegate.engine.events import Ending, Finish, Usage
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import DecodeStep, Step
-from eaglegate.observability.pages import MIN_AT_RISK, compute_conditional_slope, make_routes
+from eaglegate.observability.pages import make_routes
 from eaglegate.observability.problems import find_problem
 from eaglegate.observability.telemetry import Telemetry
 from eaglegate.text.events import ContentDelta, ReasoningDelta
@@ -147,25 +146,6 @@ def test_the_package_holds_every_file_of_the_page():
     patterns = settings["package-data"]["eaglegate.observability"]
     packed = {path for pattern in patterns for path in (root / "observability").glob(pattern)}
     assert set((root / "observability" / "page").iterdir()) <= packed
-
-
-FEW = MIN_AT_RISK - 1
-
-
-@pytest.mark.parametrize(
-    ("accepted_at", "proposed_at", "slope"),
-    [
-        pytest.param((500, 250, 125), (1000, 1000, 1000), 0, id="no drift"),
-        pytest.param((800, 480, 192), (1000, 1000, 1000), pytest.approx(-0.2), id="drift"),
-        pytest.param((800, 320, 256), (1000, 500, 500), 0, id="some requests draft less"),
-        pytest.param((FEW, 0), (FEW, FEW), None, id="few steps"),
-        pytest.param((FEW, 0), (1000, 1000), None, id="few steps that got there"),
-    ],
-)
-def test_the_slope_tells_drift(accepted_at, proposed_at, slope):
-    totals = Totals(verify_steps=proposed_at[0], accepted_at=accepted_at, proposed_at=proposed_at)
-    assert compute_conditional_slope(totals) == slope
-    assert orjson.dumps(totals.conditional_acceptance)
 
 
 @pytest.mark.parametrize(
