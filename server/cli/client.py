@@ -49,7 +49,11 @@ def complete_url(address: str) -> str:
 
 
 def send(
-    url: str, body: Mapping[str, Any] | None, key: str | None, method: str | None = None
+    url: str,
+    body: Mapping[str, Any] | None,
+    key: str | None,
+    method: str | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> dict[str, Any]:
     """Send a request and return its JSON answer. The method defaults to POST with a body, else GET.
 
@@ -61,12 +65,12 @@ def send(
     data = None if body is None else json.dumps(body).encode()
     try:
         request = Request(url, data, headers, method=method)
-        return dict(json.loads(fetch(request)))
+        return dict(json.loads(_fetch(request, timeout_s)))
     except ValueError as error:
         raise CallFailed(f"{url} does not answer: {error}") from None
 
 
-def fetch(request: Request, timeout_s: float = TIMEOUT_S) -> bytes:
+def _fetch(request: Request, timeout_s: float) -> bytes:
     """Return the body of the answer. Raises CallFailed."""
     try:
         with urlopen(request, timeout=timeout_s) as response:

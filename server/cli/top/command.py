@@ -10,17 +10,24 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 
 from eaglegate.engine.flag_numbers import parse_number
-from eaglegate.server.cli.client import CallFailed, add_gateway_options, complete_url
+from eaglegate.server.cli.client import CallFailed, add_gateway_options, complete_url, send
 from eaglegate.server.cli.harmless import make_line_harmless
-from eaglegate.server.cli.top.panels import format_plain
-from eaglegate.server.cli.top.reading import GatewayReader, GatewayReading, explain_failure
+from eaglegate.server.cli.top.panels import GatewayReading, format_plain
 
 CLEAR = "\x1b[H\x1b[2J"
 """Moves the cursor home and clears the terminal."""
 SINCE = 5
 """Number of readings that are kept; the newest is compared with the oldest."""
+TIMEOUT_S = 5.0
+DENIED = (401, 403)
+KEYS = "The gateway has keys: give an admin's with --key or EAGLEGATE_ADMIN_API_KEY."
+ELSEWHERE = (
+    "There are no operator pages here. With an admin port, give its address; the gateway prints "
+    "it when it starts."
+)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -47,34 +54,44 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if not options.interval >= 0.1:
         parser.error(f"--interval is at least 0.1 seconds; given {options.interval}")
-    reader = GatewayReader(options.address or options.url, options.key)
+    url, key = options.address or options.url, options.key
     try:
-        reading = reader.read()
+        reading = read_gateway(url, key)
     except CallFailed as error:
         print(f"eaglegate top: {explain_failure(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
     if options.json:
-        print(format_json(reading))
+        print(json.dumps(asdict(reading), indent=2))
     elif options.once or not sys.stdout.isatty():
         print("\n".join(format_plain(reading)))
     else:
         with suppress(KeyboardInterrupt):
-            _watch(reader, reading, options.interval)
+            _watch(url, key, reading, options.interval)
     return 0
 
 
-def format_json(reading: GatewayReading) -> str:
-    report = {
-        "speculation": reading.speculation,
-        "requests": reading.requests,
-        "metrics": [[*sample] for sample in reading.metrics.samples],
-    }
-    return json.dumps(report, indent=2)
+def read_gateway(url: str, key: str | None) -> GatewayReading:
+    """Read everything that the command shows. Blocks for up to a few seconds. Raises CallFailed."""
+    speculation = send(f"{url}/debug/speculation", None, key, timeout_s=TIMEOUT_S)
+    try:
+        requests = send(f"{url}/debug/requests", None, key, timeout_s=TIMEOUT_S)
+    except CallFailed as error:
+        if error.status != 404:
+            raise
+        requests = {}
+    return GatewayReading(speculation, requests)
 
 
-def _watch(reader: GatewayReader, first_reading: GatewayReading, interval_s: float) -> None:
+def explain_failure(error: CallFailed) -> str:
+    """Explain why there is no reading, and what to do."""
+    if error.status in DENIED:
+        return f"{error} {KEYS}"
+    return f"{error} {ELSEWHERE}" if error.status == 404 else str(error)
+
+
+def _watch(url: str, key: str | None, first_reading: GatewayReading, interval_s: float) -> None:
     """Show a reading after the other, and wait for a gateway that does not answer."""
     readings, failure = deque([first_reading], SINCE), ""
     while True:
@@ -84,7 +101,7 @@ def _watch(reader: GatewayReader, first_reading: GatewayReading, interval_s: flo
         print(CLEAR + "\n".join(line[:width] for line in screen[: height - 1]), flush=True)
         time.sleep(interval_s)
         try:
-            reading = reader.read()
+            reading = read_gateway(url, key)
         except CallFailed as error:
             failure = make_line_harmless(f"! no reading, trying again: {explain_failure(error)}")
         else:

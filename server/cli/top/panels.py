@@ -11,7 +11,6 @@ from datetime import datetime
 from typing import Any
 
 from eaglegate.server.cli.harmless import make_line_harmless
-from eaglegate.server.cli.top.reading import GatewayReading
 
 Row = Mapping[str, Any]
 NONE = "–"
@@ -24,6 +23,16 @@ LISTS = {
     "failed": "failed",
 }
 """Lists in ``GET /debug/requests`` and their titles."""
+
+
+@dataclass(frozen=True)
+class GatewayReading:
+    """The state of a gateway at one moment."""
+
+    speculation: Row
+    """Answer of ``GET /debug/speculation``."""
+    requests: Mapping[str, Sequence[Row]]
+    """Answer of ``GET /debug/requests``; empty if the gateway keeps no requests."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +148,7 @@ def list_states(reading: GatewayReading, baseline: GatewayReading | None = None)
     """Return one line per component. Changes are relative to ``baseline``, an older reading."""
     report = reading.speculation
     states = [
-        State("admission", *_describe_admission(reading, baseline)),
+        State("admission", _describe_admission(report["admission"])),
         State("planner", _describe_planner(report["planner"], baseline)),
         *(State("worker", *_describe_worker(worker)) for worker in report["workers"]),
         *(State("feature", text) for text in report["headlines"]),
@@ -148,32 +157,19 @@ def list_states(reading: GatewayReading, baseline: GatewayReading | None = None)
     return [State(s.name, make_line_harmless(s.text), s.is_bad) for s in states]
 
 
-def _describe_admission(
-    reading: GatewayReading, baseline: GatewayReading | None
-) -> tuple[str, bool]:
-    metrics = reading.metrics
-
-    def bound(name: str, series: str) -> str:
-        limit = metrics.total("admission_limit", bound=name)
-        suffix = "" if limit is None else f" of {format_count(limit)}"
-        return f"{format_count(metrics.total(series) or 0)}{suffix}"
-
-    words = [
-        f"{bound('running', 'engine_sequences')} sequences in the engine",
-        f"{bound('queued', 'queue_requests')} requests queued",
-        f"{bound('queued_tokens', 'queue_tokens')} prompt tokens queued",
-    ]
-    num_refused = metrics.total("requests_refused_total") or 0.0
-    increase = num_refused - (
-        (baseline and baseline.metrics.total("requests_refused_total")) or 0.0
+def _describe_admission(queue: Row | None) -> str:
+    if queue is None:
+        return NONE
+    limits = queue["limits"]
+    units = {
+        "running": "sequences in the engine",
+        "queued": "requests queued",
+        "queued_tokens": "prompt tokens queued",
+    }
+    return "; ".join(
+        f"{format_count(queue[name])} of {format_count(limits[name])} {unit}"
+        for name, unit in units.items()
     )
-    if num_refused:
-        codes = ", ".join(
-            f"{code} {format_count(count)}"
-            for code, count in metrics.by("requests_refused_total", "code").items()
-        )
-        words.append(f"refused {format_count(num_refused)} ({codes})")
-    return "; ".join(words), bool(baseline) and increase > 0
 
 
 def _describe_planner(planner: Row | None, baseline: GatewayReading | None) -> str:

@@ -9,16 +9,13 @@ import pytest
 from eaglegate.engine.types import DecodeStep, Step
 from eaglegate.observability.facts import EngineChecked
 from eaglegate.observability.middleware import HttpExchange
-from eaglegate.observability.pages import render_metrics, summarize_speculation
+from eaglegate.observability.pages import summarize_speculation
 from eaglegate.server.__main__ import main
+from eaglegate.server.access.admission import Admission
 from eaglegate.server.cli.client import CallFailed
 from eaglegate.server.cli.top import panels
-from eaglegate.server.cli.top.reading import (
-    GatewayReader,
-    GatewayReading,
-    MetricsPage,
-    explain_failure,
-)
+from eaglegate.server.cli.top.command import explain_failure
+from eaglegate.server.cli.top.panels import GatewayReading
 from tests.features.explanations.test_explain import SECRET, Traffic
 
 GOOD_STEP = Step((1, 2, 3), (DecodeStep(3, 2, 3),))
@@ -26,11 +23,10 @@ REJECTED = Step((1,), (DecodeStep(3, 0, 1),))
 HOSTILE = "/v1/<b>\x1b[31mred\u202e[/bold]\n" + "x" * 300
 
 
-class FakeReader(GatewayReader):
-    """Reads a telemetry in this process; raises what it is told to."""
+class FakeReader:
+    """Reads a telemetry in this process."""
 
     def __init__(self, traffic: Traffic) -> None:
-        super().__init__("127.0.0.1:8000")
         self.traffic = traffic
 
     def read(self) -> GatewayReading:
@@ -38,7 +34,6 @@ class FakeReader(GatewayReader):
         return GatewayReading(
             json.loads(json.dumps(summarize_speculation(telemetry))),
             self.traffic.ring.list(),
-            MetricsPage.parse(render_metrics(telemetry.registry).decode()),
         )
 
 
@@ -50,7 +45,7 @@ def reader() -> FakeReader:
     refused = HttpExchange("r-hostile", "POST", HOSTILE, "", 1.0, 429)
     refused.refused, refused.ended = "queue_full", 1.5
     traffic.ring.complete(refused)
-    traffic.telemetry.record_refusal("chat", "queue_full")
+    traffic.telemetry.scope.admission = Admission
     return FakeReader(traffic)
 
 
@@ -58,7 +53,7 @@ def test_plain_text_has_every_part(reader):
     text = "\n".join(panels.format_plain(reader.read()))
     assert "acceptance length            2.00" in text
     assert "50 %  of decode steps" in text
-    assert "refused 1 (queue_full 1)" in text
+    assert "0 of 256 sequences in the engine; 0 of 1024 requests queued; 0 of 1.0M" in text
     assert "slices by workload, last 5 minutes" in text
     assert "req-3" in text and "r-hostile" in text
     assert SECRET not in text and not {"\x1b", "\u202e"} & set(text)
@@ -69,15 +64,6 @@ def test_plain_text_without_traffic():
     text = "\n".join(panels.format_plain(FakeReader(Traffic()).read()))
     assert "no draft verified" in text
     assert not {"None", "nan", "inf"} & set(text.split())
-
-
-def test_a_request_that_was_refused_lately_is_marked(reader):
-    before = reader.read()
-    reader.traffic.telemetry.record_refusal("chat", "queue_full")
-    (admission,) = (s for s in panels.list_states(reader.read(), before) if s.name == "admission")
-    assert admission.is_bad and "refused 2" in admission.text
-    (calm,) = (s for s in panels.list_states(before, before) if s.name == "admission")
-    assert not calm.is_bad
 
 
 def test_a_problem_is_a_state(reader):
@@ -103,18 +89,6 @@ def test_the_planner_tells_its_choices_since_the_reading_before(reader):
     assert "since the start  0: 75 %  1: 25 %" in state.text
     (gain,) = (figure for figure in panels.list_figures(now) if figure.value == "1.50x")
     assert gain.note == "estimated, last draft 7 steps ago"
-
-
-def test_metrics_are_added_up_by_label():
-    page = MetricsPage.parse(
-        'eaglegate_x_total{a="1",b="say \\"}\\""} 2.0\neaglegate_x_total{a="2",b=""} 3\n'
-        'vllm:x{a="1"} 9\neaglegate_y 1e+06\n'
-    )
-    assert page.total("x_total") == 5
-    assert page.total("x_total", a="1") == 2
-    assert page.total("z") is None
-    assert page.by("x_total", "a") == {"1": 2, "2": 3}
-    assert page.total("y") == 1e6
 
 
 def test_no_gateway_is_an_error_in_words(capsys):
