@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from .tree import ROOMS, Tree
 
 LINES = {
-    "server": 21_560,
+    "server": 21_470,
     "engine": 23_850,
-    "observability": 4_680,
+    "observability": 4_630,
     "features": 12_420,
     "text": 13_430,
     "lab": 15_250,
