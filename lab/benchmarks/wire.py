@@ -4,7 +4,6 @@
         [--rust FILE] [--other DIR]
     python -m eaglegate.lab.benchmarks.wire --clients 2 --requests 60 --tokens 2
         what a request costs alone
-    python -m eaglegate.lab.benchmarks.wire --instant  an engine whose steps take next to no time
 
 All servers run the built-in demo with its EAGLE 3.1 draft, K = 3, with offered tools and the
 tool-call and reasoning parsers on. The engine has a separate process in each. The rounds alternate
@@ -55,10 +54,6 @@ ENGINE = [
     "--tool-call-parser=hermes",
     "--enable-auto-tool-choice",
 ]
-INSTANT = (
-    "--worker-cls=eaglegate.lab.benchmarks.instant_worker.InstantWorker",
-    "--max-num-seqs=1024",
-)
 TOOL = {
     "type": "function",
     "function": {
@@ -67,7 +62,6 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     },
 }
-TEXT = "The engine proposes and the target decides what is kept of it. "
 START_LIMIT_S = 240
 NAMES = ("eaglegate", "again", "eaglegate-20ms", "floor", "vllm", "vllm-rust", "other")
 
@@ -98,56 +92,30 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Other servers to measure: vLLM's Rust front end, and another checkout."""
-
-    rust: Path
-    checkout: Path
-    engine: tuple[str, ...] = ()
-    """Arguments of every server's engine in addition to ``ENGINE``."""
-
-
-def commands(port: int, checkout: Path, engine: Sequence[str] = ()) -> dict[str, list[str]]:
-    target = str(DEMO / "target")
-    options = ["--served-model-name=demo", *ENGINE, *engine, "--host=127.0.0.1", f"--port={port}"]
-    own_command = [sys.executable, "-m", "eaglegate.server", "serve", target, *options, "--depth=3"]
-    vllm_command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={target}"]
-    rust_command = [
-        sys.executable,
-        "-m",
-        "eaglegate.lab.benchmarks.rust_front_end",
-        "serve",
-        target,
-    ]
-    checkout_command = [
-        "sh",
-        "-c",
-        'cd "$0" && exec "$@"',
-        str(checkout),
-        ".venv/bin/python",
-        *own_command[1:],
-    ]
-    merged_command = [*own_command, "--stream-interval-ms=20"]
-    floor_command = [sys.executable, "-m", "eaglegate.lab.benchmarks.floor", target, *options]
+def commands(port: int, checkout: Path) -> dict[str, list[str]]:
+    """Return the command of each of ``NAMES``."""
+    target, run = str(DEMO / "target"), [sys.executable, "-m"]
+    options = ["--served-model-name=demo", *ENGINE, "--host=127.0.0.1", f"--port={port}"]
+    own_command = [*run, "eaglegate.server", "serve", target, *options, "--depth=3"]
+    other_command = ["sh", "-c", 'cd "$0" && exec "$@"', str(checkout), ".venv/bin/python"]
     command_list = (
         own_command,
         own_command,
-        merged_command,
-        floor_command,
-        [*vllm_command, *options],
-        [*rust_command, *options],
-        checkout_command,
+        [*own_command, "--stream-interval-ms=20"],
+        [*run, "eaglegate.lab.benchmarks.floor", target, *options],
+        [*run, "vllm.entrypoints.openai.api_server", f"--model={target}", *options],
+        [*run, "eaglegate.lab.benchmarks.rust_front_end", "serve", target, *options],
+        [*other_command, *own_command[1:]],
     )
     return dict(zip(NAMES, command_list, strict=True))
 
 
 @contextmanager
-def run_server(name: str, comparison: Comparison) -> Iterator[Server]:
+def run_server(name: str, rust: Path, checkout: Path) -> Iterator[Server]:
+    """Start one of ``NAMES``; ``rust`` is the path of vLLM's Rust front end."""
     port, is_rust = free_port(), name == "vllm-rust"
-    rust = comparison.rust
     environment = {"VLLM_USE_RUST_FRONTEND": "1", "VLLM_RUST_FRONTEND_PATH": str(rust)}
-    command = commands(port, comparison.checkout, comparison.engine)[name]
+    command = commands(port, checkout)[name]
     with start_server_process(name, port, command, environment if is_rust else {}) as server:
         yield replace(server, pid=find_child(server.pid, rust)) if is_rust else server
 
@@ -263,9 +231,7 @@ def main() -> None:
     parser.add_argument(
         "--other", type=Path, default=Path("other"), help="folder of another checkout"
     )
-    parser.add_argument("--instant", action="store_true", help="use a model that takes no time")
     options = parser.parse_args()
-    comparison = Comparison(options.rust, options.other, INSTANT if options.instant else ())
     client_load = Load(options.clients, options.requests, options.tokens)
     costs: dict[str, list[float]] = {name: [] for name in options.servers}
     for name, path in (("vllm-rust", options.rust), ("other", options.other)):
@@ -276,7 +242,9 @@ def main() -> None:
         return
     chunks: dict[str, list[float]] = {name: [] for name in costs}
     with ExitStack() as stack:
-        servers = [stack.enter_context(run_server(name, comparison)) for name in costs]
+        servers = [
+            stack.enter_context(run_server(name, options.rust, options.other)) for name in costs
+        ]
         for server in servers:
             uvloop.run(load(server, client_load))
         for number in range(options.rounds):

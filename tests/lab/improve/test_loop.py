@@ -22,7 +22,7 @@ from eaglegate.lab.improve.config import ConfigInvalid, read_config
 from eaglegate.lab.improve.ledger import Candidate, CandidateVerdict, Ledger, Stage
 from eaglegate.lab.improve.ledger_command import main as show_log
 from eaglegate.lab.improve.loop import LoopRunning, Switch, lock_state
-from eaglegate.lab.improve.stages import LoopStopped, Stages
+from eaglegate.lab.improve.stages import Stages
 from eaglegate.observability.captures.files import read_records, write_records
 from eaglegate.observability.captures.record import CapturedChoice, CapturedPrompt, CaptureRecord
 from tests.conftest import ROOT
@@ -301,13 +301,6 @@ def test_a_command_that_fails_is_tried_three_times(scene: Scene) -> None:
     assert len(failures) == 3
 
 
-def test_a_draft_that_the_gateway_refuses_is_refused(scene: Scene) -> None:
-    scene.gateway.refusal = (400, "The draft holds values that are not finite numbers.")
-    one = scene.run()
-    assert one is not None
-    assert (one.verdict, one.reason) == (CandidateVerdict.REFUSED, scene.gateway.refusal[1])
-
-
 def test_the_switch_ends_the_command_and_outlives_the_loop(scene: Scene) -> None:
     (scene.state / "hold-tune").touch()
     loop = scene.start()
@@ -337,16 +330,6 @@ def test_the_switch_ends_the_canary_and_it_begins_again(scene: Scene) -> None:
     one = scene.run()
     assert one is not None
     assert (one.verdict, scene.gateway.started) == (CandidateVerdict.PROMOTED, 2)
-
-
-def test_a_canary_that_an_operator_stops_is_not_started_again(scene: Scene) -> None:
-    scene.gateway.verdict = None
-    loop = scene.start()
-    wait_until(lambda: scene.gateway.canary, "the canary begins")
-    scene.gateway.canary["running"] = False  # type: ignore[index]
-    assert loop.wait(30) == 0
-    one = scene.ledger.list_candidates()[0]
-    assert (one.verdict, one.reason) == (CandidateVerdict.UNDECIDED, "an operator stopped it")
 
 
 def test_tuning_replays_what_the_draft_was_trained_on(scene: Scene) -> None:
@@ -389,9 +372,18 @@ def test_text_of_old_windows_is_deleted(scene: Scene) -> None:
     assert len(scene.ledger.list_candidates()) == 3
 
 
-def test_a_stopped_loop_raises_in_a_command(tmp_path: Path) -> None:
-    switch = Switch(tmp_path)
-    switch.check()
-    switch.turn_off("why")
-    with pytest.raises(LoopStopped):
-        switch.check()
+def test_a_draft_that_the_gateway_refuses_is_refused(scene: Scene) -> None:
+    scene.gateway.refusal = (400, "The draft holds values that are not finite numbers.")
+    one = scene.run()
+    assert one is not None
+    assert (one.verdict, one.reason) == (CandidateVerdict.REFUSED, scene.gateway.refusal[1])
+
+
+def test_a_canary_that_an_operator_stops_is_not_started_again(scene: Scene) -> None:
+    scene.gateway.verdict = None
+    loop = scene.start()
+    wait_until(lambda: scene.gateway.canary, "the canary begins")
+    scene.gateway.canary["running"] = False  # type: ignore[index]
+    assert loop.wait(30) == 0
+    one = scene.ledger.list_candidates()[0]
+    assert (one.verdict, one.reason) == (CandidateVerdict.UNDECIDED, "an operator stopped it")

@@ -12,7 +12,6 @@ from eaglegate.lab.measure.datasets import (
     DataError,
     list_own_sets,
     load_sessions,
-    take_block,
 )
 
 
@@ -30,12 +29,6 @@ def test_all_turns_of_a_speed_bench_row_are_sent(tmp_path):
     row = {"question_id": "q1", "category": "coding", "turns": ["first", "second"]}
     (session,) = load(tmp_path, row)
     assert (session.id, session.category) == ("q1", "coding")
-    assert contents(session) == [["first"], ["second"]]
-
-
-def test_so_are_those_of_a_prepared_one(tmp_path):
-    said = [{"role": "user", "content": text} for text in ("first", "second")]
-    (session,) = load(tmp_path, {"question_id": "q1", "category": "math", "messages": said})
     assert contents(session) == [["first"], ["second"]]
 
 
@@ -82,12 +75,6 @@ def test_random_tokens():
         load_sessions("random:16")
 
 
-def test_a_folder_is_all_of_its_files(tmp_path):
-    load(tmp_path, {"turns": ["a"]}, name="one.jsonl")
-    load(tmp_path, {"turns": ["b"]}, name="two.jsonl")
-    assert len(load_sessions(str(tmp_path))) == 2
-
-
 @pytest.mark.parametrize("name", list_own_sets())
 def test_our_own_sets(name):
     sessions = load_sessions(name)
@@ -115,8 +102,7 @@ def test_a_name_that_is_nothing_is_refused_with_our_sets():
         load_sessions("no-such-set")
 
 
-def test_blocks_go_round_the_data(tmp_path):
-    sessions = load(tmp_path, *({"turns": [str(at)], "id": at} for at in range(5)))
-    first, second = (take_block(sessions, block, 3) for block in (0, 1))
-    assert len(first) == len(second) == 3
-    assert {session.id for session in first + second} == {session.id for session in sessions}
+def test_so_are_those_of_a_prepared_one(tmp_path):
+    said = [{"role": "user", "content": text} for text in ("first", "second")]
+    (session,) = load(tmp_path, {"question_id": "q1", "category": "math", "messages": said})
+    assert contents(session) == [["first"], ["second"]]

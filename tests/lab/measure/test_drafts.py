@@ -50,15 +50,6 @@ def chances(matches: list[int], depth: int) -> list[list[float]]:
     return [[float(at < right) for at in range(depth)] for right in matches]
 
 
-def test_a_walk_by_hand() -> None:
-    """Seven tokens; the first comes from prefill. Steps: after 0 two right of three (tokens 1, 2,
-    bonus 3), after 3 none (4), after 4 two, which end the answer without a bonus."""
-    matches = [2, 0, 3, 0, 2, 1]
-    walk = walk_answer(matches, chances(matches, 3), 3, PHASES)[ALL]
-    assert (walk.steps, walk.accepted, walk.accepted_at) == (3, 4, [2, 2, 0])
-    assert walk.expected == walk.accepted
-
-
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_a_walk_is_what_an_engine_does(depth: int) -> None:
     """The walk equals decoding step by step with drafts that are right or wrong at random."""
@@ -178,15 +169,6 @@ def test_acceptance_of_sampled_answers_is_that_of_speculative_sampling(sampled: 
     assert 0.5 < live.accepted / live.steps < 2.5
 
 
-def test_captured_steps_count_as_predicted_ones_do() -> None:
-    """The steps of `test_a_walk_by_hand` as an engine records them; the second drafted nothing."""
-    steps = [CapturedStep(3, 2, 3), CapturedStep(0, 0, 1), CapturedStep(3, 2, 2, 1)]
-    walks = walk_captured(steps, 3, ["reasoning"] * 4 + ["content"] * 3)
-    assert (walks[ALL].steps, walks[ALL].accepted) == (2, 4)
-    assert walks[ALL].accepted_at == [2, 2, 0]
-    assert (walks["reasoning"].steps, walks["content"].steps) == (1, 1)
-
-
 def test_live_acceptance_is_judged_by_the_predicted_interval() -> None:
     def observe(shares: list[float]) -> list[DraftReplay]:
         rows = []
@@ -239,28 +221,6 @@ def test_a_cost_table_is_linear_between_what_was_measured() -> None:
         CostTable.parse(row | {"step_ms": [[1, 2]]}, "t.json")
 
 
-def test_a_batch_that_was_not_measured_is_refused() -> None:
-    table = CostTable.parse({"batches": [1, 4], "depths": [0], "step_ms": [[1], [2]]}, "t.json")
-    with pytest.raises(ValueError, match=r"t\.json measured batches of 1 to 4"):
-        table.step_time(16, 0)
-
-
-COSTS = {
-    "batches": [1, 2],
-    "depths": [0, 1, 2],
-    "step_ms": [[10.0, 12.0, 14.0], [11.0, 14.0, 17.0]],
-    "steps": [[9, 9, 9], [9, 9, 9]],
-}
-
-
-def test_step_costs_come_from_a_gateways_answer(tmp_path: Path) -> None:
-    file = tmp_path / "speculation.json"
-    file.write_text(json.dumps({"depth": None, "planner": {"cost": {"table": COSTS}}}))
-    argv = ["capture", "--draft", "d", "--out", "o", "--cost-table", str(file)]
-    table = drafts_command.read_costs(drafts_command.make_parser().parse_args(argv))
-    assert table is not None and table.step_time(2, 1) == 14.0
-
-
 def test_the_planners_table_is_one_that_drafts_compare_reads() -> None:
     model = StepCostModel(2)
     assert model.tabulate() is None
@@ -305,14 +265,6 @@ def test_the_conclusion_names_the_fastest_draft_and_depth() -> None:
     assert line.startswith("No draft is predicted to pay with 4 sequences at a time: the best, old")
     (line,) = conclude_drafts(describe_drafts({"old": []}, None)).lines
     assert line == "old: 3 (2.7 to 3.3) tokens per step at K = 2"
-
-
-def test_a_draft_that_does_not_exist_is_an_error_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    argv = ["compare", str(tmp_path / "none"), "--draft", str(tmp_path / "x"), "--out", "o"]
-    assert drafts_command.main(argv) == 1
-    assert "there is no folder" in capsys.readouterr().err
 
 
 def test_a_better_draft_is_told_from_the_same_one() -> None:

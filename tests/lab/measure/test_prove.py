@@ -85,13 +85,6 @@ def test_the_margin_of_a_seeded_text_counts_its_noise() -> None:
     assert compare(0.0, 3.0) is Kind.UNKNOWN, "the reference did not take the best token"
 
 
-def test_many_near_ties_hide_too_much() -> None:
-    pairs = [(make_answer((1,)), make_answer((2,)))] * 3 + [(make_answer((0,)),) * 2]
-    judged = checks.judge_texts(compare_texts(pairs, "bfloat16"), "here")
-    assert judged.outcome is ProofOutcome.UNSURE
-    assert "3 leave them at a near tie" in judged.evidence
-
-
 @pytest.mark.parametrize(
     ("drawn_at", "outcome"),
     [(2.0, ProofOutcome.PASSED), (1.0, ProofOutcome.FAILED), (0.0, ProofOutcome.FAILED)],
@@ -106,12 +99,6 @@ def test_samples_are_judged_by_the_temperature_they_were_drawn_at(
     assert judged.outcome is outcome, judged.evidence
     power = judged.numbers["depth 0"]["z_without_temperature"]
     assert f"would give z {power:+.0f}." in judged.evidence
-
-
-def test_texts_that_are_certain_cannot_tell_the_temperature() -> None:
-    sure = PositionLogprobs(TokenLogprob(0, -1e-9), (TokenLogprob(1, -60.0),))
-    answers = [replace(make_answer((0,) * 8), logprobs=(sure,) * 8) for _ in range(64)]
-    assert checks.judge_samples({0: answers}).outcome is ProofOutcome.UNSURE
 
 
 def test_tokens_outside_of_top_k() -> None:
@@ -251,12 +238,6 @@ def test_the_report_is_whole_after_every_check(tmp_path: Path) -> None:
     assert report.status == 3
     report.record(second.name, Evidence(ProofOutcome.FAILED, "A fault."), 1.0)
     assert report.status == 1
-
-
-def test_texts_are_checked_first_and_the_engine_is_killed_last() -> None:
-    names = [check.name for check in checks.CHECKS]
-    assert names[:2] == ["greedy text", "seeded text"]
-    assert names[-2:] == ["draft exchange", "continuation"]
 
 
 def test_reports_hold_nothing_private() -> None:

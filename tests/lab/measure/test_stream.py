@@ -135,17 +135,7 @@ def test_errors_are_results():
     assert result.error == "HTTP 502: <html>"
 
 
-def test_one_token_has_no_tpot():
-    result = RequestResult("r", "s", ttft=0.1, latency=0.1, output_tokens=1)
-    assert (result.tpot, result.decode_s, result.tokens_per_step) == (None, 0, None)
-
-
 def test_chunks_that_a_stall_delivered_together_are_no_speed():
     parts = [frames(chunk({"content": "a"})) for _ in range(4)]
     assert read(*((1.0, part) for part in parts)).is_bunched
     assert not read(*((at * 0.01, part) for at, part in enumerate(parts))).is_bunched
-
-
-def test_results_survive_json():
-    found = read((0.1, frames(chunk({"tool_calls": [{"index": 0, "function": {"name": "f"}}]}))))
-    assert RequestResult.from_json(json.loads(json.dumps(found.to_json()))) == found

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from eaglegate.engine.speculation.drafts.files import DraftPlan
 from eaglegate.engine.speculation.drafts.inspection import inspect_draft
 from eaglegate.lab.training import draft_training
-from eaglegate.lab.training.batches import Corpus, batches
+from eaglegate.lab.training.batches import batches
 from eaglegate.lab.training.checkpoint import load_draft
 from eaglegate.lab.training.corpus import sample_texts
 from eaglegate.lab.training.draft_cli import main
@@ -26,7 +26,6 @@ from eaglegate.lab.training.draft_training import (
     DraftRecipe,
     DraftTraining,
     InitialDraft,
-    Rows,
 )
 from eaglegate.lab.training.eagle import known_tokens, own_tokens, unroll
 from eaglegate.lab.training.target import TargetModel, UnfitTarget, layers_read
@@ -139,17 +138,6 @@ def test_a_draft_is_tuned_on_a_capture_and_keeps_the_old_data_in_mind(tmp_path, 
     plan.check(str(tmp_path / "both"), str(tmp_path / "draft"))
 
 
-def test_corpora_are_joined_document_by_document(tmp_path):
-    old = load_exchanges(write_exchanges(tmp_path / "old.jsonl", 3), None, 128)
-    new = load_exchanges(write_countdowns(tmp_path / "new.jsonl", 2), None, 128)
-    both = Corpus.join([*old, *new])
-    assert both.lengths.tolist() == [*old.lengths, *new.lengths]
-    ids, weights = both.batch(np.array([4]))
-    wanted, marked = new.batch(np.array([1]))
-    assert ids.equal(wanted)
-    assert weights.equal(marked)
-
-
 def test_an_encrypted_capture_is_read_with_its_key(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text(Fernet.generate_key().decode())
@@ -159,18 +147,6 @@ def test_an_encrypted_capture_is_read_with_its_key(tmp_path):
     assert len(load_exchanges(secret, None, 128, keys).lengths) == 24
     with pytest.raises(BadData, match="give its key with --key-file"):
         load_exchanges(secret, None, 128)
-
-
-def test_a_tuned_draft_keeps_its_reduced_vocabulary(tmp_path, tokenizer):
-    target = make_target(tmp_path / "target", tokenizer)
-    data = write_exchanges(tmp_path / "data.jsonl")
-    train(target, data, tmp_path / "draft", "--steps", 2, "--draft-vocab", 24)
-    assert train(target, data, tmp_path / "tuned", "--init", tmp_path / "draft", "--steps", 2) == 0
-    before, after = (
-        load_file(tmp_path / name / "model.safetensors") for name in ("draft", "tuned")
-    )
-    assert before.keys() == after.keys()
-    assert torch.equal(before["d2t"], after["d2t"])
 
 
 def test_old_and_new_batches_come_in_an_order_that_can_be_skipped_into(tmp_path):
@@ -185,22 +161,6 @@ def test_old_and_new_batches_come_in_an_order_that_can_be_skipped_into(tmp_path)
         assert torch.equal(ids, again)
     from_old = sum(bool(ids[0, 1] < 20) for ids, _ in whole)
     assert 8 <= from_old <= 28
-
-
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [(("--init", "nowhere"), "nowhere"), (("--keep", "nowhere"), "nowhere")],
-)
-def test_missing_files_are_refused(tmp_path, tokenizer, capsys, more, says):
-    target = make_target(tmp_path / "target", tokenizer)
-    data = write_exchanges(tmp_path / "data.jsonl", 2)
-    assert train(target, data, tmp_path / "out", *more) == 2
-    assert says in capsys.readouterr().err
-
-
-def test_the_method_is_that_of_the_draft_to_start_from(tmp_path):
-    with pytest.raises(SystemExit):
-        train(tmp_path, tmp_path, tmp_path, "--init", tmp_path, "--method", "eagle3")
 
 
 def train(target, data, out, *more):
@@ -279,27 +239,12 @@ def test_an_unfit_target_is_refused(tmp_path, tokenizer, capsys, changes, says):
     assert says in capsys.readouterr().err
 
 
-def test_bad_data_is_refused_with_its_line(tmp_path, tokenizer, capsys):
-    target = make_target(tmp_path / "target", tokenizer)
-    data = tmp_path / "data.jsonl"
-    data.write_text('{"prompt": "a"}\n')
-    assert train(target, data, tmp_path / "draft") == 2
-    assert "data.jsonl:1" in capsys.readouterr().err
-
-
 def test_layers_read_follow_the_engine():
     assert layers_read(8) == (2, 4, 5)
     assert layers_read(36) == (2, 18, 33)
     assert layers_read(4) == (1, 2, 3)
     with pytest.raises(UnfitTarget):
         layers_read(3)
-
-
-def test_rows_start_at_the_last_prompt_token():
-    answers = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 0], [0, 1, 1, 1, 0, 0, 0, 0]]).bool()
-    rows = Rows.select(answers)
-    assert rows.index[0][rows.mask[0]].tolist() == [2, 3, 4]
-    assert rows.index[1][rows.mask[1]].tolist() == [0, 1]
 
 
 @torch.no_grad()
@@ -324,16 +269,6 @@ def test_one_row_at_a_time_gives_the_same_as_all_rows_at_once(tmp_path, tokenize
         alone = speculate(rows[:, i : i + 1], own_tokens(draft))
         assert torch.allclose(alone[:, :, 0], together[:, :, i], atol=1e-5)
     assert not torch.allclose(together, speculate(rows, known_tokens(ids, rows)), atol=1e-3)
-
-
-def test_batches_can_be_skipped_into():
-    lengths = np.array([3, 5, 4, 6, 2, 7])
-    ids = np.concatenate([np.full(n, i) for i, n in enumerate(lengths)])
-    corpus = Corpus(ids, np.ones(len(ids)), lengths)
-    stream = batches(corpus, 12, seed=1)
-    seen = [next(stream)[0] for _ in range(8)]
-    skipped = batches(corpus, 12, seed=1, skip=3)
-    assert torch.equal(next(skipped)[0], seen[3])
 
 
 @pytest.mark.parametrize("target", ["hub/name", "/no/such/folder"])

@@ -14,7 +14,7 @@ from eaglegate.lab.training.corpus import CLOSE, DENSE, LAST, SHORT, make_short,
 from eaglegate.lab.training.cost_scaled import DEMO, cost_scaled_demo
 from eaglegate.lab.training.data.source import Source
 from eaglegate.lab.training.induction import wire
-from eaglegate.lab.training.llama import EXPLICIT_UP_TO, Llama, LlamaShape, Rope, causal_attention
+from eaglegate.lab.training.llama import Llama, LlamaShape, Rope
 from eaglegate.lab.training.optimiser import orthogonalise
 from eaglegate.lab.training.tokenizer import train_tokenizer
 from eaglegate.lab.training.train_target import DataStage, RateStage, Recipe, run
@@ -154,13 +154,6 @@ def test_cost_scaled_target_is_the_same_function(tmp_path, tokenizer):
 def test_identity_layers_are_spread_evenly_or_refused(tmp_path):
     with pytest.raises(ValueError, match="3 identity layers"):
         cost_scaled_demo(DEMO / "target", [], 3, tmp_path)
-
-
-def test_both_attentions_agree():
-    q, k, v = torch.randn(3, 1, 2, EXPLICIT_UP_TO, 8).unbind(0)
-    explicit = causal_attention(q, k, v)
-    fused = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    assert torch.allclose(explicit, fused, atol=1e-5)
 
 
 def test_muon_pushes_singular_values_towards_one():
