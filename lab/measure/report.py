@@ -83,9 +83,13 @@ def hide_secrets(argv: Sequence[str]) -> list[str]:
 
 
 def write_json(path: Path, report: Any) -> None:
+    path.write_bytes(to_json(report) + b"\n")
+
+
+def to_json(report: Any) -> bytes:
     options = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
     options |= orjson.OPT_PASSTHROUGH_DATACLASS
-    path.write_bytes(orjson.dumps(report, default=_to_plain, option=options) + b"\n")
+    return orjson.dumps(report, default=_to_plain, option=options)
 
 
 def _to_plain(value: Any) -> Any:
@@ -230,6 +234,11 @@ class Page:
     def add_text(self, text: str) -> None:
         self._parts.append(f"<p>{escape(text)}</p>")
 
+    def add_code(self, text: str, summary: str = "") -> None:
+        code = f"<pre>{escape(text)}</pre>"
+        details = f"<details><summary>{escape(summary)}</summary>{code}</details>"
+        self._parts.append(details if summary else code)
+
     def add_list(self, items: Iterable[str]) -> None:
         entries = "".join(f"<li>{escape(item)}</li>" for item in items)
         if entries:
@@ -247,7 +256,7 @@ class Page:
     def add_run(self, run: Mapping[str, Any]) -> None:
         """Add the command that made the report, and the description of its machine."""
         self.add_heading("Run")
-        self._parts.append(f"<pre>{escape(str(run['command']))}</pre>")
+        self.add_code(str(run["command"]))
         self.add_list(f"{name}: {value}" for name, value in run.items() if name != "command")
 
     def render(self) -> str:

@@ -35,7 +35,6 @@ from eaglegate.lab.prove.trial import (
     Evidence,
     ProofOutcome,
     Trial,
-    sample_greedy,
     sample_seeded,
 )
 
@@ -112,13 +111,13 @@ def judge_execution(execution: Execution) -> tuple[ProofOutcome, str]:
             f"vLLM lowered the graph mode from {execution.graphs} to {lower_modes.pop()}; the "
             "speeds below show the cost.",
         )
-    parts = (
-        f"compiled ({execution.compilation})" if execution.compilation != EAGER else "not compiled"
+    compiled = (
+        "not compiled" if execution.compilation == EAGER else f"compiled ({execution.compilation})"
     )
     graphs = (
-        f"{execution.graphs} graphs" if execution.graphs != EAGER else "no graphs, none asked for"
+        "no graphs, none asked for" if execution.graphs == EAGER else f"{execution.graphs} graphs"
     )
-    return ProofOutcome.PASSED, f"It runs {parts}, with {graphs}, as asked."
+    return ProofOutcome.PASSED, f"It runs {compiled}, with {graphs}, as asked."
 
 
 def find_fallback(execution: Execution, worker: WorkerExecution) -> str:
@@ -148,7 +147,7 @@ NO_ACCOUNTS = Evidence(
 async def check_acceptance(trial: Trial) -> Evidence:
     if not trial.lane.info.reports_decode_steps:
         return NO_ACCOUNTS
-    requests = make_requests("draft", trial.prompts, lambda _: sample_greedy(trial.size, None))
+    requests = trial.make_greedy("draft")
     totals = add_totals(await run_all(trial.lane, fix_depth(trial.depth, requests)))
     return judge_acceptance(totals, trial.depth)
 
@@ -188,8 +187,7 @@ def judge_bounds(low: float, high: float, bound: float) -> ProofOutcome:
 
 
 async def check_greedy_text(trial: Trial) -> Evidence:
-    """Compare greedy text at all depths in one batch, at K alone, and as served by default."""
-    requests = make_requests("greedy", trial.prompts, lambda _: sample_greedy(trial.size, None))
+    requests = trial.make_greedy("greedy")
     return await compare_at_depths(trial, requests, trial.reference.greedy_answers)
 
 
@@ -292,8 +290,7 @@ async def check_depth(trial: Trial) -> Evidence:
     """Check the drafted and delivered tokens of each step, with every depth in one batch."""
     if not trial.lane.info.reports_decode_steps:
         return NO_ACCOUNTS
-    prompts = trial.prompts[: max(2, len(trial.prompts) // 4)]
-    requests = make_requests("depth", prompts, lambda _: sample_greedy(trial.size, None))
+    requests = trial.make_greedy("depth")[: max(2, len(trial.prompts) // 4)]
     depths = range(trial.depth + 1)
     answers = await run_all(
         trial.lane, [request for depth in depths for request in fix_depth(depth, requests)]
@@ -347,25 +344,26 @@ async def check_accounts(trial: Trial) -> Evidence:
     end_counts = lane.count_drafts()
     if start_counts is None or end_counts is None:
         return Evidence(ProofOutcome.UNSURE, "The engine keeps no counters (--disable-log-stats).")
-    totals = add_totals(answers)
-    late_steps = _count_all(lane.unclaimed) - _count_all(start_unclaimed)
+    own_totals = add_totals(answers) + lane.unclaimed
     return judge_accounts(
-        answers, _count_all(totals) + late_steps, _count_all(end_counts) - _count_all(start_counts)
+        answers,
+        subtract_counts(own_totals, start_unclaimed),
+        subtract_counts(end_counts, start_counts),
     )
 
 
-class Counts(tuple[int, int, int]):
-    """Verify steps, draft tokens, and accepted tokens before any cut."""
+Counts = tuple[int, int, int]
+"""Verify steps, draft tokens, and accepted tokens before any cut."""
 
-    def __add__(self, other: Any) -> Counts:
-        return Counts(a + b for a, b in zip(self, other, strict=True))
 
-    def __sub__(self, other: Any) -> Counts:
-        return Counts(a - b for a, b in zip(self, other, strict=True))
+def subtract_counts(end: Totals, start: Totals) -> Counts:
+    pairs = zip(_count_all(end), _count_all(start), strict=True)
+    steps, drafted, accepted = (a - b for a, b in pairs)
+    return steps, drafted, accepted
 
 
 def _count_all(totals: Totals) -> Counts:
-    return Counts((totals.verify_steps, totals.proposed, totals.accepted + totals.cut))
+    return totals.verify_steps, totals.proposed, totals.accepted + totals.cut
 
 
 async def _settle(trial: Trial) -> None:
@@ -413,7 +411,7 @@ async def check_exchange(trial: Trial) -> Evidence:
             ProofOutcome.UNSURE, "This draft has no local folder of safetensors to be exchanged."
         )
     blank_draft = await asyncio.to_thread(make_blank_draft, folder, trial.folder / "blank-draft")
-    requests = make_requests("exchange", trial.prompts, lambda _: sample_greedy(trial.size, None))
+    requests = trial.make_greedy("exchange")
     greedy_requests = fix_depth(trial.depth, requests)
     first_answers = await run_all(trial.lane, greedy_requests)
     try:
@@ -436,16 +434,24 @@ async def check_exchange(trial: Trial) -> Evidence:
 async def _exchange_while_running(
     trial: Trial, requests: Sequence[EngineRequest], draft: Any
 ) -> tuple[list[ProofAnswer], float]:
-    progress = Progress(threshold=len(requests) * trial.size.tokens // 4)
-    streams = asyncio.create_task(run_all(trial.lane, requests, progress))
-    signal = asyncio.create_task(progress.event.wait())
-    await asyncio.wait({streams, signal}, return_when=asyncio.FIRST_COMPLETED)
-    signal.cancel()
+    streams, _ = await _start_streams(trial, requests)
     try:
         pause_s = await trial.lane.exchange_draft(draft)
     finally:
         answers = await streams
     return answers, pause_s
+
+
+async def _start_streams(
+    trial: Trial, requests: Sequence[EngineRequest]
+) -> tuple[asyncio.Task[list[ProofAnswer]], Progress]:
+    """Start the requests, and wait until they have a quarter of their tokens, or have ended."""
+    progress = Progress(threshold=len(requests) * trial.size.tokens // 4)
+    streams = asyncio.create_task(run_all(trial.lane, requests, progress))
+    signal = asyncio.create_task(progress.event.wait())
+    await asyncio.wait({streams, signal}, return_when=asyncio.FIRST_COMPLETED)
+    signal.cancel()
+    return streams, progress
 
 
 def judge_exchange(
@@ -533,11 +539,8 @@ def judge_ratios(ratios: Iterable[Any], bound: float) -> ProofOutcome:
     all_ratios = list(ratios)
     if any(max(ratio.rounds) < bound for ratio in all_ratios):
         return ProofOutcome.FAILED
-    return (
-        ProofOutcome.PASSED
-        if all(ratio.median >= bound for ratio in all_ratios)
-        else ProofOutcome.UNSURE
-    )
+    is_sure = all(ratio.median >= bound for ratio in all_ratios)
+    return ProofOutcome.PASSED if is_sure else ProofOutcome.UNSURE
 
 
 async def check_planner(trial: Trial) -> Evidence:
@@ -589,13 +592,9 @@ def judge_planner(results: dict[int, dict[str, list[Speed]]]) -> Evidence:
 
 async def check_continuation(trial: Trial) -> Evidence:
     """Kill the engine's processes while streams run."""
-    requests = make_requests("killed", trial.prompts, lambda _: sample_greedy(trial.size, None))
+    requests = trial.make_greedy("killed")
     greedy_requests = fix_depth(trial.depth, requests)
-    progress = Progress(threshold=len(greedy_requests) * trial.size.tokens // 4)
-    streams = asyncio.create_task(run_all(trial.lane, greedy_requests, progress))
-    signal = asyncio.create_task(progress.event.wait())
-    await asyncio.wait({streams, signal}, return_when=asyncio.FIRST_COMPLETED)
-    signal.cancel()
+    streams, progress = await _start_streams(trial, greedy_requests)
     is_running, token_count = not streams.done(), progress.tokens
     has_killed = trial.lane.kill()
     start = time.perf_counter()

@@ -11,15 +11,12 @@ import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from eaglegate.engine.machine import Machine, read_text
-from eaglegate.lab.measure.report import Page, describe_run, write_json
+from eaglegate.lab.measure.report import Page, describe_run, to_json, write_json
 from eaglegate.lab.prove.checks import Check
 from eaglegate.lab.prove.trial import Evidence, ProofOutcome
 
@@ -37,23 +34,6 @@ ENVIRONMENT = re.compile(
 URL = re.compile(r"\b\w+://\S+")
 FOLDERS = re.compile(r"(?<![\w.\-])(?:~|\.{0,2})(?:/[\w.@+~\-]+)+/(?=[\w.@+~\-]+)")
 """Pattern for a path except its last part."""
-STYLE = """
-.check { border-left: 4px solid var(--soft); padding: .1rem 0 .1rem .9rem; margin: 1.1rem 0; }
-.check h3 { font-size: 1rem; margin: 0; } .check p { margin: .3rem 0; }
-.check h3 span { border-radius: 999px; color: #fff; font-size: .78rem; margin-left: .6rem; }
-.check h3 span { padding: .12rem .6rem; white-space: nowrap; }
-.passed { border-color: #047857; } .passed span { background: #047857; }
-.failed { border-color: #b91c1c; } .failed span { background: #b91c1c; }
-.unsure { border-color: #a16207; } .unsure span { background: #a16207; }
-.check .question { color: #64748b; } summary { cursor: pointer; color: #64748b; }
-@media (prefers-color-scheme: dark) { .check .question, summary, p.source { color: #94a3b8; } }
-td { text-align: left; overflow-wrap: anywhere; } body { overflow-wrap: break-word; }
-"""
-CLASSES = {
-    ProofOutcome.PASSED: "passed",
-    ProofOutcome.FAILED: "failed",
-    ProofOutcome.UNSURE: "unsure",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,55 +138,27 @@ class ProofReport:
     def summarise(self) -> str:
         outcomes = [row.finding.outcome for row in self.rows.values()]
         counts = [outcomes.count(outcome) for outcome in ProofOutcome]
-        phrases = [
-            f"{count} {outcome}"
-            for outcome, count in zip(ProofOutcome, counts, strict=True)
-            if count
-        ]
+        pairs = zip(ProofOutcome, counts, strict=True)
+        phrases = [f"{count} {outcome}" for outcome, count in pairs if count]
         return f"{len(self.rows)} checks: {', '.join(phrases)}."
 
     def _list_left_out(self) -> list[str]:
         return [f"{'left out':<14}  {check.name} (--quick)" for check in self.exclusions]
 
     def render_page(self) -> str:
-        page = ProofPage("eaglegate prove")
+        page = Page("eaglegate prove")
         page.add_text(self.summarise())
         for row in self.rows.values():
-            page.add_row(row)
+            page.add_heading(f"{row.name}: {row.finding.outcome}")
+            page.add_text(row.question)
+            page.add_text(scrub(row.finding.evidence))
+            if row.finding.numbers:
+                page.add_code(to_json(row.finding.numbers).decode(), "numbers")
         page.add_list(f"{check.name}: left out (--quick)" for check in self.exclusions)
         page.add_heading("Run")
         page.add_code(self.run["command"])
         page.add_table(("", ""), list(list_facts(self.run)))
         return page.render()
-
-
-class ProofPage(Page):
-    """Page with a block for every check."""
-
-    def __init__(self, title: str) -> None:
-        super().__init__(title)
-        self._parts.append(f"<style>{STYLE}</style>")
-
-    def add_code(self, text: str) -> None:
-        self._parts.append(f"<pre>{escape(text)}</pre>")
-
-    def add_row(self, row: ProofRow) -> None:
-        finding = row.finding
-        numbers = orjson.dumps(finding.numbers, default=_call_to_json, option=orjson.OPT_INDENT_2)
-        details = (
-            f"<details><summary>numbers</summary><pre>{escape(numbers.decode())}</pre></details>"
-        )
-        self._parts.append(
-            f'<div class="check {CLASSES[finding.outcome]}"><h3>{escape(row.name)}'
-            f"<span>{finding.outcome}</span></h3>"
-            f'<p class="question">{escape(row.question)}</p>'
-            f"<p>{escape(scrub(finding.evidence))}</p>"
-            f"{details if finding.numbers else ''}</div>"
-        )
-
-
-def _call_to_json(value: Any) -> Any:
-    return value.to_json()
 
 
 def list_facts(run: Mapping[str, Any], prefix: str = "") -> Any:
@@ -224,7 +176,6 @@ def describe_proof(argv: Sequence[str], machine: Machine) -> dict[str, Any]:
     run = describe_run("prove", list(scrub_arguments(argv)))
     run["machine"] |= {
         "kernel": platform.release(),
-        "processor": read_processor(),
         "platform": machine.platform,
         "gpus": [gpu.name for gpu in machine.gpus or ()],
         "gpu_driver": read_text("/proc/driver/nvidia/version").partition("\n")[0],
@@ -236,11 +187,6 @@ def describe_proof(argv: Sequence[str], machine: Machine) -> dict[str, Any]:
         if ENVIRONMENT.fullmatch(name) and not PRIVATE.search(name.lower())
     }
     return run
-
-
-def read_processor() -> str:
-    lines = read_text("/proc/cpuinfo").splitlines()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
 
 
 def find_versions() -> dict[str, str]:
@@ -261,18 +207,14 @@ def scrub_arguments(argv: Sequence[str]) -> list[str]:
     for argument in argv:
         name, equals, _ = argument.partition("=")
         if argument.startswith("-"):
-            is_private = bool(
+            # flags that count tokens hold no secret
+            is_private = "tokens" not in name and bool(
                 PRIVATE.search(name.replace("_", "-").lower())
-            ) and not is_number_flag(name)
+            )
             out.append(f"{name}=..." if is_private and equals else scrub(argument))
         else:
             out.append("..." if is_private else scrub(argument))
     return out
-
-
-def is_number_flag(name: str) -> bool:
-    """Return True for flags that count tokens and are not secrets."""
-    return "tokens" in name
 
 
 def scrub(text: str) -> str:

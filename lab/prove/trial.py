@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from eaglegate.engine.types import Sampling
+from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.lab.prove.lane import Lane, PromptTokens, ProofAnswer, make_requests, run_all
 from eaglegate.lab.prove.speed import Speed, SpeedLoad, measure_speed
 from eaglegate.lab.prove.texts import Noise
@@ -103,6 +103,10 @@ class Trial:
     def depth(self) -> int:
         """Depth K of the draft."""
         return self.lane.info.speculation.depth
+
+    def make_greedy(self, name: str) -> list[EngineRequest]:
+        """Make a greedy request of each prompt."""
+        return make_requests(name, self.prompts, lambda _: sample_greedy(self.size, None))
 
 
 async def record_reference(

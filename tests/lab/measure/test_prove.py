@@ -23,7 +23,6 @@ from eaglegate.engine.types import (
 )
 from eaglegate.lab.prove import checks
 from eaglegate.lab.prove.blank_draft import list_tensors, make_blank_draft
-from eaglegate.lab.prove.checks import Counts
 from eaglegate.lab.prove.lane import ProofAnswer
 from eaglegate.lab.prove.report import ProofReport, scrub, scrub_arguments
 from eaglegate.lab.prove.sampling import Candidates, score_samples
@@ -135,9 +134,9 @@ def test_a_step_deeper_than_its_request() -> None:
 
 def test_accounts_are_exact_or_wrong() -> None:
     answers = [make_answer((0, 1, 2), steps=(DecodeStep(1, 1, 2),))]
-    same = Counts((1, 1, 1))
+    same = (1, 1, 1)
     assert checks.judge_accounts(answers, same, same).outcome is ProofOutcome.PASSED
-    assert checks.judge_accounts(answers, same, Counts((1, 2, 1))).outcome is ProofOutcome.FAILED
+    assert checks.judge_accounts(answers, same, (1, 2, 1)).outcome is ProofOutcome.FAILED
     unexplained = [make_answer((0, 1, 2))]
     assert checks.judge_accounts(unexplained, same, same).outcome is ProofOutcome.FAILED
 
