@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from eaglegate.lab.improve.config import GateConfig
@@ -35,9 +35,6 @@ class GateFindings:
     reason: str
     slices: tuple[SliceFinding, ...] = ()
 
-    def describe(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def judge_comparison(report: Mapping[str, Any], rules: GateConfig) -> GateFindings:
     """Require that every target slice is better and no other slice is below the margin."""
@@ -47,20 +44,15 @@ def judge_comparison(report: Mapping[str, Any], rules: GateConfig) -> GateFindin
             reason = f"inspection refuses the {label}: {'; '.join(description['findings'][:2])}"
             return GateFindings(False, reason)
     pairs = report["against"]["drafts"][CANDIDATE]
-    missing_names = [name for name in rules.targets if name not in pairs]
-    if missing_names:
-        slices = ", ".join(pairs)
-        return GateFindings(
-            False, f"no judging answer is in slice '{missing_names[0]}'; slices: {slices}"
-        )
+    if missing := [name for name in rules.targets if name not in pairs]:
+        reason = f"no judging answer is in slice '{missing[0]}'; slices: {', '.join(pairs)}"
+        return GateFindings(False, reason)
     findings = tuple(judge_slice(name, pair["ratio"], rules) for name, pair in pairs.items())
-    failures = [finding for finding in findings if not finding.passed]
-    if failures:
+    if failures := [finding for finding in findings if not finding.passed]:
         return GateFindings(False, f"{failures[0].slice}: {failures[0].why}", findings)
-    improvement = next(finding for finding in findings if finding.target)
-    return GateFindings(
-        True, f"{improvement.slice}: {improvement.why}; no other slice is worse", findings
-    )
+    target = next(finding for finding in findings if finding.target)
+    reason = f"{target.slice}: {target.why}; no other slice is worse"
+    return GateFindings(True, reason, findings)
 
 
 def judge_slice(name: str, ratio: Mapping[str, Any] | None, rules: GateConfig) -> SliceFinding:

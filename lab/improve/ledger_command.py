@@ -14,7 +14,9 @@ from typing import Any
 
 from eaglegate.features.canary.effects import describe_effect
 from eaglegate.lab.improve.ledger import Candidate, Ledger
+from eaglegate.lab.measure.report import format_table
 
+NONE = "no candidate yet"
 HEAD = ("id", "created", "draft", "parent", "answers", "offline", "live", "verdict")
 
 
@@ -23,26 +25,24 @@ def main(argv: Sequence[str]) -> int:
     options = _make_argument_parser().parse_args(argv)
     path = options.state / "ledger.sqlite3" if options.state.is_dir() else options.state
     if not path.is_file():
-        print(f"eaglegate drafts log: there is no ledger at {path}", file=sys.stderr)
-        return 1
+        return _refuse(f"there is no ledger at {path}")
     ledger = Ledger(path)
-    candidates = ledger.list_candidates()
-    if options.id is not None:
-        candidates = [candidate for candidate in candidates if candidate.id == options.id]
-        if not candidates:
-            print(f"eaglegate drafts log: no candidate {options.id}", file=sys.stderr)
-            return 1
+    candidates = [c for c in ledger.list_candidates() if options.id in (None, c.id)]
+    if options.id is not None and not candidates:
+        return _refuse(f"no candidate {options.id}")
     if options.json:
-        rows = [
-            asdict(candidate) | {"events": ledger.list_events(candidate.id)}
-            for candidate in candidates
-        ]
+        rows = [asdict(c) | {"events": ledger.list_events(c.id)} for c in candidates]
         print(json.dumps(rows, indent=1))
     elif options.id is not None:
         print(format_candidate(candidates[0], ledger.list_events(options.id)))
     else:
-        print("\n".join(format_table(candidates)))
+        print(format_candidates(candidates))
     return 0
+
+
+def _refuse(reason: str) -> int:
+    print(f"eaglegate drafts log: {reason}", file=sys.stderr)
+    return 1
 
 
 def _make_argument_parser() -> argparse.ArgumentParser:
@@ -57,23 +57,14 @@ def _make_argument_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def format_table(candidates: Sequence[Candidate]) -> list[str]:
-    if not candidates:
-        return ["no candidate yet"]
-    rows = [HEAD, *(_format_row(candidate) for candidate in candidates)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+def format_candidates(candidates: Sequence[Candidate]) -> str:
+    return format_table(HEAD, [_format_row(c) for c in candidates]) if candidates else NONE
 
 
 def _format_row(candidate: Candidate) -> tuple[str, ...]:
-    verdict = (
-        f"{candidate.verdict}: {candidate.reason}"
-        if candidate.verdict
-        else f"in progress: {candidate.stage}"
-    )
+    verdict = f"in progress: {candidate.stage}"
+    if candidate.verdict:
+        verdict = f"{candidate.verdict}: {candidate.reason}"
     return (
         str(candidate.id),
         _format_time(candidate.created_at),
@@ -92,12 +83,10 @@ def _format_time(timestamp: float) -> str:
 
 def _format_offline(comparison: Mapping[str, Any]) -> str:
     """Format the change of tokens per step over the parent, in the first target slice."""
-    targets = [
-        finding
-        for finding in comparison.get("slices", ())
-        if finding["target"] and finding["ratio"]
+    ratios = [
+        item["ratio"] for item in comparison.get("slices", ()) if item["target"] and item["ratio"]
     ]
-    return f"{targets[0]['ratio'] - 1:+.1%}" if targets else "-"
+    return f"{ratios[0] - 1:+.1%}" if ratios else "-"
 
 
 def _format_live(trial: Mapping[str, Any]) -> str:
@@ -107,7 +96,7 @@ def _format_live(trial: Mapping[str, Any]) -> str:
 
 
 def format_candidate(candidate: Candidate, events: Sequence[Mapping[str, Any]]) -> str:
-    lines = [*format_table([candidate]), ""]
+    lines = [format_candidates([candidate]), ""]
     lines += [
         f"{_format_time(event['at'])}  {event['stage']:8} {event['text']}" for event in events
     ]

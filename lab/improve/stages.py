@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from eaglegate.server.cli.client import CallFailed
 logger = logging.getLogger(__name__)
 
 COMMAND_POLL_S = 0.2
+TUNER = "eaglegate.lab.training.draft_cli"
 VERDICTS = {
     CanaryVerdict.PROMOTE: CandidateVerdict.PROMOTED,
     CanaryVerdict.ROLL_BACK: CandidateVerdict.ROLLED_BACK,
@@ -129,22 +131,15 @@ class Stages:
 
     def make_tune_command(self, folder: Path) -> list[str]:
         settings, window = self.config.tune, folder / "window"
-        folders = (window / OLD, self.config.keep)
-        sources = [str(source) for source in folders if source is not None and not is_empty(source)]
-        rehearsal = [part for source in sources for part in ("--keep", source)]
-        return [
-            *(
-                sys.executable,
-                "-m",
-                "eaglegate.lab.training.draft_cli",
-                "--target",
-                str(self.config.target),
-            ),
-            *("--init", str(folder / "parent"), "--data", str(window / NEW)),
-            *(rehearsal and (*rehearsal, "--keep-share", str(settings.keep_share))),
-            *("--steps", str(settings.steps), "--threads", str(settings.threads)),
-            *("--out", str(folder / "draft"), *self._key_arguments(), *settings.arguments),
-        ]
+        sources = [path for path in (window / OLD, self.config.keep) if path and not is_empty(path)]
+        command: list[Any] = [sys.executable, "-m", TUNER, "--target", self.config.target]
+        command += ["--init", folder / "parent", "--data", window / NEW]
+        for source in sources:
+            command += ["--keep", source]
+        command += ["--keep-share", settings.keep_share] if sources else []
+        command += ["--steps", settings.steps, "--threads", settings.threads]
+        command += ["--out", folder / "draft", *self._key_arguments(), *settings.arguments]
+        return list(map(str, command))
 
     def _key_arguments(self) -> Sequence[str]:
         path = self.config.key_file
@@ -159,35 +154,24 @@ class Stages:
         lengths = {
             label: describe_lengths(report["drafts"][label]) for label in (PARENT, CANDIDATE)
         }
-        offline = findings.describe() | {"answers": report["answers"], "acceptance": lengths}
-        if not findings.passed and not candidate.forced:
-            return self.ledger.close(
-                candidate, CandidateVerdict.REFUSED, findings.reason, offline=offline
-            )
-        text = (
-            findings.reason
-            if findings.passed
-            else f"forced past a failed comparison: {findings.reason}"
-        )
+        offline = asdict(findings) | {"answers": report["answers"], "acceptance": lengths}
+        text = findings.reason
+        if not findings.passed:
+            if not candidate.forced:
+                verdict = CandidateVerdict.REFUSED
+                return self.ledger.close(candidate, verdict, text, offline=offline)
+            text = f"forced past a failed comparison: {text}"
         return self.ledger.advance(candidate, Stage.CANARY, text, offline=offline)
 
     def make_compare_command(self, folder: Path) -> list[str]:
         gate = self.config.gate
-        return [
-            *(
-                sys.executable,
-                "-m",
-                "eaglegate.server",
-                "drafts",
-                "compare",
-                str(folder / "window" / JUDGE),
-            ),
-            *("--target", str(self.config.target), "--out", str(folder / "compare")),
-            *("--draft", f"{PARENT}={folder / 'parent'}"),
-            *("--draft", f"{CANDIDATE}={folder / 'draft'}"),
-            *("--depth", str(gate.depth), "--threads", str(gate.threads), *self._key_arguments()),
-            *(("--limit", str(gate.limit)) if gate.limit else ()),
-        ]
+        command: list[Any] = [sys.executable, "-m", "eaglegate.server", "drafts", "compare"]
+        command += [folder / "window" / JUDGE, "--target", self.config.target]
+        command += ["--out", folder / "compare", "--draft", f"{PARENT}={folder / 'parent'}"]
+        command += ["--draft", f"{CANDIDATE}={folder / 'draft'}", "--depth", gate.depth]
+        command += ["--threads", gate.threads, *self._key_arguments()]
+        command += ["--limit", gate.limit] if gate.limit else []
+        return list(map(str, command))
 
     def run_command(self, command: Sequence[str], log: Path) -> None:
         """Run a command. Raises StageFailed with the end of its log, or LoopStopped after ending
@@ -224,14 +208,13 @@ class Stages:
             fingerprint = self.client.find_promoted()["fingerprint"]
             canary = self.client.find_canary()
             if fingerprint == candidate.fingerprint:
-                evidence = _describe_live(canary) if is_of(canary, candidate) else {}
-                reason = evidence.get("reason") or "the gateway had promoted it"
-                return self.ledger.close(
-                    candidate, CandidateVerdict.PROMOTED, reason, live=evidence or candidate.live
-                )
+                live = _describe_live(canary) if is_of(canary, candidate) else {}
+                reason = live.get("reason") or "the gateway had promoted it"
+                verdict = CandidateVerdict.PROMOTED
+                return self.ledger.close(candidate, verdict, reason, live=live or candidate.live)
             if fingerprint != candidate.parent["fingerprint"]:
-                reason = f"another draft was promoted in the meantime: {fingerprint}"
                 self._stop_canary(candidate)
+                reason = f"another draft was promoted in the meantime: {fingerprint}"
                 return self.ledger.close(candidate, CandidateVerdict.UNDECIDED, reason)
             if (
                 canary is None
@@ -283,26 +266,21 @@ class Stages:
         return candidate
 
     def _conclude(self, candidate: Candidate, canary: Mapping[str, Any]) -> Candidate:
-        evidence = _describe_live(canary)
-        if not canary["ended"]:
-            return self.ledger.close(
-                candidate, CandidateVerdict.UNDECIDED, "an operator stopped it", live=evidence
-            )
-        verdict = VERDICTS[CanaryVerdict(canary["verdict"])]
-        if verdict is not CandidateVerdict.PROMOTED:
-            return self.ledger.close(candidate, verdict, canary["reason"], live=evidence)
-        if self.client.find_promoted()["fingerprint"] == candidate.fingerprint:
-            return self.ledger.close(candidate, verdict, canary["reason"], live=evidence)
-        reason = "the canary's verdict was promote, but the gateway could not promote it"
-        return self.ledger.close(candidate, CandidateVerdict.UNDECIDED, reason, live=evidence)
+        verdict, reason = CandidateVerdict.UNDECIDED, "an operator stopped it"
+        if canary["ended"]:
+            verdict, reason = VERDICTS[CanaryVerdict(canary["verdict"])], canary["reason"]
+            promoted = self.client.find_promoted()["fingerprint"]
+            if verdict is CandidateVerdict.PROMOTED and promoted != candidate.fingerprint:
+                verdict = CandidateVerdict.UNDECIDED
+                reason = "the canary's verdict was promote, but the gateway could not promote it"
+        return self.ledger.close(candidate, verdict, reason, live=_describe_live(canary))
 
 
 def is_of(canary: Mapping[str, Any] | None, candidate: Candidate) -> bool:
     """Return True if this canary tries this candidate."""
-    if canary is None:
-        return False
-    return bool(
-        canary["candidate"] == candidate.fingerprint
+    return (
+        canary is not None
+        and canary["candidate"] == candidate.fingerprint
         and canary["started_at"] >= candidate.created_at
     )
 

@@ -290,7 +290,7 @@ def test_the_command_writes_all_reports(server, url, tmp_path, capsys):
     assert report["run"]["command"].startswith(f"eaglegate bench --url {url} --concurrency 1,2")
     assert len(report["figures"]) == 2
     page = (out / "report.html").read_text()
-    assert page.count("<svg") >= 5
+    assert page.count("<svg") >= 4
     assert page.count("eaglegate bench --url") == 1
     assert "http://" not in page.replace(url, "").replace("http://www.w3.org/2000/svg", "")
     for path in out.iterdir():
