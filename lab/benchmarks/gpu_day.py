@@ -309,17 +309,23 @@ async def disturb_streams(
 async def exchange_drafts(day: Day, server: Server) -> None:
     """Exchange the draft for one of zeros and back, then let a canary try that in slots."""
     draft = {"path": str(make_blank_draft(DEMO / "eagle3_1", day.out / "blank"))}
-    await disturb_streams(day, "exchange", server, lambda: server.post("/admin/draft", draft))
-    await disturb_streams(day, "exchange", server, lambda: server.post("/admin/draft/rollback", {}))
+    await disturb_streams(
+        day, "exchange", server, lambda: server.call("POST", "/admin/draft", draft)
+    )
+    await disturb_streams(
+        day, "exchange", server, lambda: server.call("POST", "/admin/draft/rollback", {})
+    )
     trial = draft | {"slot_s": 2, "max_s": 30, "min_blocks": 3, "min_sessions": 4}
-    await disturb_streams(day, "canary", server, lambda: server.post("/admin/canary", trial))
+    await disturb_streams(
+        day, "canary", server, lambda: server.call("POST", "/admin/canary", trial)
+    )
     for seed in range(8, 14):
         await run_lap(server, draw_chats(96, seed), 16)
-        state = server.get("/admin/canary")["canary"]
+        state = server.call("GET", "/admin/canary")["canary"]
         if state.get("ended"):
             break
     day.record("canary", server=server.name, state=state)
-    server.delete("/admin/canary")
+    server.call("DELETE", "/admin/canary")
 
 
 async def measure_speeds(day: Day, baseline: Server, draft: Server) -> None:
@@ -352,7 +358,7 @@ async def record_lap(
         if traffic == "friendly"
         else draw_noise(max(4, streams), 9 if "seeded" in traffic else None)
     )
-    planning = server.get("/admin/speculation") if lane == "auto" else None
+    planning = server.call("GET", "/admin/speculation") if lane == "auto" else None
     lap = await run_lap(server, at_depth(bodies, depth), streams)
     steps = count_depths(server, planning) if planning else None
     day.record(
@@ -363,19 +369,9 @@ async def record_lap(
 
 def count_depths(server: Server, planning: Any) -> list[int]:
     """Return the steps at each depth since ``planning``, an answer of /admin/speculation."""
-    end_steps, start_steps = find_steps(server.get("/admin/speculation")), find_steps(planning)
+    answers = (server.call("GET", "/admin/speculation"), planning)
+    end_steps, start_steps = (answer["planner"]["steps_by_depth"] for answer in answers)
     return [count - start for count, start in zip(end_steps, start_steps, strict=True)]
-
-
-def find_steps(answer: Any) -> list[int]:
-    """Return the planner's steps by depth, wherever they stand in the answer."""
-    if isinstance(answer, dict):
-        if "steps_by_depth" in answer:
-            return list(answer["steps_by_depth"])
-        for value in answer.values():
-            if steps := find_steps(value):
-                return steps
-    return []
 
 
 async def measure_lengths(day: Day, baseline: Server, draft: Server) -> None:
@@ -427,20 +423,9 @@ async def prove(day: Day, name: str, limit_s: float, *arguments: str) -> None:
             if process.returncode is None:
                 process.kill()
     report = folder / "prove.json"
-    findings = json.loads(report.read_text()) if report.exists() else None
-    day.record("prove", subject=name, status=process.returncode, findings=summarize(findings))
-
-
-def summarize(findings: Any) -> Any:
-    """Return each check's outcome and evidence, without its data."""
-    if not isinstance(findings, dict):
-        return None
-    checks = findings.get("checks") or findings.get("findings") or []
-    return [
-        {key: value for key, value in check.items() if isinstance(value, str | float | int)}
-        for check in checks
-        if isinstance(check, dict)
-    ]
+    checks = json.loads(report.read_text())["checks"] if report.exists() else ()
+    findings = [{**check, "numbers": None} for check in checks]
+    day.record("prove", subject=name, status=process.returncode, findings=findings)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import os
 import re
@@ -13,10 +12,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+
+import httpx
 
 from eaglegate.lab.benchmarks.client import Answer, StreamClient, write_post
 from eaglegate.lab.benchmarks.wire import clock_of, free_port
@@ -78,38 +79,23 @@ class Server:
         return time.monotonic() - self.started
 
     def _is_ready(self) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=1)
-        with closing(connection), suppress(OSError):
-            connection.request("GET", self.ready_path)
-            return connection.getresponse().status == 200
+        with suppress(httpx.HTTPError):
+            url = f"http://127.0.0.1:{self.port}{self.ready_path}"
+            return httpx.get(url, timeout=1, trust_env=False).status_code == httpx.codes.OK
         return False
 
-    def post(self, path: str, content: Mapping[str, Any], limit_s: float = 60) -> Any:
-        """Return the decoded answer to an operator's or a client's POST."""
-        return self._request("POST", path, content, limit_s)
-
-    def get(self, path: str, limit_s: float = 10) -> Any:
-        return self._request("GET", path, None, limit_s)
-
-    def delete(self, path: str, limit_s: float = 10) -> Any:
-        return self._request("DELETE", path, None, limit_s)
-
-    def _request(
-        self, method: str, path: str, content: Mapping[str, Any] | None, limit_s: float
+    def call(
+        self, method: str, path: str, content: Mapping[str, Any] | None = None, limit_s: float = 60
     ) -> Any:
-        return json.loads(self._fetch(method, path, content, limit_s) or b"null")
+        """Return the decoded answer to a call of an operator or a client."""
+        return json.loads(self._fetch(method, path, content, limit_s) or "null")
 
     def _fetch(
         self, method: str, path: str, content: Mapping[str, Any] | None, limit_s: float
-    ) -> bytes:
+    ) -> str:
         port = self.admin_port if path.startswith(("/admin", "/metrics")) else self.port
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=limit_s)
-        try:
-            body = None if content is None else json.dumps(content)
-            connection.request(method, path, body, {"content-type": "application/json"})
-            return connection.getresponse().read()
-        finally:
-            connection.close()
+        url = f"http://127.0.0.1:{port}{path}"
+        return httpx.request(method, url, json=content, timeout=limit_s, trust_env=False).text
 
     def cpu_s(self) -> float:
         """Return user and system time of the server's own process, without the engine's."""
@@ -125,7 +111,7 @@ class Server:
         """Return the seconds of a gateway's start by part; empty for vLLM's own server."""
         if self.ready_path != GATEWAY_READY:
             return {}
-        page = self._fetch("GET", "/metrics", None, 10).decode()
+        page = self._fetch("GET", "/metrics", None, 10)
         return {part: round(float(seconds), 1) for part, seconds in START_PART.findall(page)}
 
     def kill_engine(self) -> list[int]:
@@ -254,7 +240,9 @@ async def complete(
 
     async def send(body: Mapping[str, Any]) -> dict[str, Any]:
         async with places:
-            answer = await asyncio.to_thread(server.post, CHAT, {"model": "demo", **body}, 180)
+            answer = await asyncio.to_thread(
+                server.call, "POST", CHAT, {"model": "demo", **body}, 180
+            )
         if "choices" not in answer:
             return {"error": str(answer)[:300]}
         (choice,) = answer["choices"]

@@ -31,6 +31,7 @@ from eaglegate.lab.measure.servers import (
     demo_flags,
     drop_speculation,
     make_cost_scaled_demo,
+    read_setting,
 )
 from eaglegate.observability.captures.record import CaptureError
 
@@ -116,7 +117,6 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="0,1,3",
         help="compare these depths in one eaglegate",
     )
-    subject.add_argument("--no-baseline", action="store_true", help="measure one setting alone")
     subject.add_argument(
         "--cost-scaled",
         action="store_true",
@@ -197,15 +197,8 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
         default="mixed",
         help=f"file, folder, random:INPUT:OUTPUT, or {', '.join(list_own_sets())}",
     )
-    group.add_argument(
-        "--category", action="append", default=[], help="use only this category; may be repeated"
-    )
-    group.add_argument("--sessions", type=int, help="number of sessions to take from the data set")
     group.add_argument("--max-tokens", type=int, default=128)
     group.add_argument("--temperature", type=parse_number, default=0.0)
-    group.add_argument(
-        "--ignore-eos", action="store_true", help="make every answer --max-tokens long"
-    )
     group.add_argument("--seed", type=int, default=0)  # fmt: skip
 
 
@@ -227,22 +220,18 @@ def make_plan(options: argparse.Namespace, flags: Sequence[str]) -> BenchPlan:
     )
     if options.rate == "trace" and not any(turn.arrival_s for s in sessions for turn in s.turns):
         raise BenchError(f"--rate trace: {options.data} records no times; give a capture or trace")
-    if options.category:
-        sessions = [s for s in sessions if s.category in options.category]
-        if not sessions:
-            raise BenchError(f"--category {', '.join(options.category)}: not in the data")
     defaults = {"temperature": options.temperature, "max_tokens": options.max_tokens}
     return BenchPlan(
         settings=settings,
         has_baseline=has_baseline,
         loads=choose_loads(options),
-        sessions=tuple(sessions[: options.sessions]),
+        sessions=tuple(sessions),
         requests=options.requests,
         repeats=options.repeats,
         warmup=options.warmup,
         seed=options.seed,
         model=options.model,
-        defaults=defaults | ({"ignore_eos": True} if options.ignore_eos else {}),
+        defaults=defaults,
         headers=make_headers(options),
         timeout_s=options.timeout,
         goal=Goal.parse(options.goodput) if options.goodput else None,
@@ -285,13 +274,13 @@ def choose_settings(
         serve_flags = _serve_flags(options, flags, depths[-1] if depths else DEMO_DEPTH)
         settings = [Setting("speculative", flags=serve_flags, fields=options.fields)]
     if depths:
-        if len(urls) > 1 or options.baseline or options.no_baseline:
+        if len(urls) > 1 or options.baseline:
             raise BenchError(
-                "--depths compares depths of one server with depth 0: leave out --baseline, "
-                "--no-baseline and a second --url"
+                "--depths compares depths of one server with depth 0: leave out --baseline and a "
+                "second --url"
             )
         return make_depth_settings(depths, settings[0]), True
-    baseline = None if options.no_baseline else options.baseline or (None if urls else "none")
+    baseline = options.baseline or (None if urls else "none")
     if baseline is None:
         return name_settings(settings), len(urls) > 1
     return name_settings([*settings, read_baseline(baseline, settings[0])]), True
@@ -317,12 +306,8 @@ def read_baseline(text: str, setting: Setting) -> Setting:
                 "'{\"num_speculative_tokens\": 0}' for an eaglegate"
             )
         return Setting("none", flags=drop_speculation(setting.flags), fields=setting.fields)
-    if text.startswith("{"):
-        fields = {**setting.fields, **json.loads(text)}
-        return Setting(text, setting.url, setting.flags, fields)
-    if text.startswith(("http://", "https://")):
-        url = text.rstrip("/").removesuffix("/v1")
-        return Setting(url, url, fields=setting.fields)
+    if baseline := read_setting(text, setting.fields, setting):
+        return baseline
     if text.startswith("-") and not setting.url:
         return Setting(text, flags=(*setting.flags, *text.split()), fields=setting.fields)
     raise BenchError(f"--baseline {text}: write none, a URL, a JSON object of fields, or flags")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -60,9 +60,6 @@ class BenchReport(Report):
 
     def conclude(self) -> Conclusion | None:
         return self.conclusion
-
-    def describe(self) -> dict[str, Any]:
-        return asdict(self)
 
     def describe_run(self) -> dict[str, Any]:
         return self.run | self.plan
@@ -143,25 +140,16 @@ class BenchReport(Report):
             ]
             for f in self.figures
         ]
-        charts = [
-            self._draw("TTFT median", "ms", lambda f: _find_median(f.ttft)),
-            self._draw("TPOT median", "ms", lambda f: _find_median(f.tpot)),
-        ]
-        return Section("Latency, in milliseconds", head, rows, charts)
+        return Section("Latency, in milliseconds", head, rows)
 
     def _section_of_acceptance(self) -> Section:
         head = ["load", "setting", "acceptance length", "fallback", "at position 1, 2, ...", "from"]
-        measured = [(f, f.acceptance) for f in self.figures if f.acceptance is not None]
-        rows = [[f.load, f.setting, *_format_acceptance(acceptance)] for f, acceptance in measured]
-        lines = [
-            Line(
-                f"{f.setting} at {f.load}",
-                [Point(index, share) for index, share in enumerate(acceptance.per_position, 1)],
-            )
-            for f, acceptance in measured
+        rows = [
+            [f.load, f.setting, *_format_acceptance(f.acceptance)]
+            for f in self.figures
+            if f.acceptance is not None
         ]
-        title = "Accepted, of the drafts that reached the position"
-        return Section("Acceptance", head, rows, [draw_lines(title, lines, "position", "share")])
+        return Section("Acceptance", head, rows)
 
     def _section_of_categories(self) -> Section:
         head = ["category", "load", "setting", "tokens/s per user", "TPOT mean"]
@@ -179,27 +167,19 @@ class BenchReport(Report):
 
     def _draw_throughput(self) -> list[str]:
         return [
-            self._draw("Tokens per second, per user", "tokens/s", lambda f: f.user_speed),
-            self._draw("Tokens per second, total", "tokens/s", lambda f: f.throughput),
+            self._draw("Tokens per second, per user", lambda f: f.user_speed),
+            self._draw("Tokens per second, total", lambda f: f.throughput),
         ]
 
-    def _draw(
-        self, title: str, unit: str, read: Callable[[Figures], Estimate | float | None]
-    ) -> str:
+    def _draw(self, title: str, read: Callable[[Figures], Estimate | None]) -> str:
         """Draw a figure of each setting by load."""
         lines: dict[str, list[Point]] = {}
         for f in self.figures:
-            x, value = float(self.plan["x"][f.load]), read(f)
-            if value is not None:
-                point = to_point(x, value) if isinstance(value, Estimate) else Point(x, value)
-                lines.setdefault(f.setting, []).append(point)
-        return draw_lines(
-            title, [Line(*item) for item in lines.items()], self.plan["axis"], unit, log_x=True
-        )
-
-
-def _find_median(summary: Summary | None) -> float | None:
-    return None if summary is None else summary.median
+            if (value := read(f)) is not None:
+                x = float(self.plan["x"][f.load])
+                lines.setdefault(f.setting, []).append(to_point(x, value))
+        drawn = [Line(*item) for item in lines.items()]
+        return draw_lines(title, drawn, self.plan["axis"], "tokens/s", log_x=True)
 
 
 def _format_summary(summary: Summary | None) -> list[str]:

@@ -1,9 +1,9 @@
-"""Line charts and interval charts as inline SVG in a figure, without packages or downloads."""
+"""Line charts and rows of intervals as inline SVG in a figure, without packages or downloads."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -83,24 +83,6 @@ def draw_lines(
     return _frame(title, [line.name for line in visible_lines], parts, HEIGHT)
 
 
-def draw_intervals(title: str, rows: Sequence[tuple[str, Point, str]], x_label: str) -> str:
-    """Draw a row per name with its ratio and interval around 1, coloured by class."""
-    visible_rows = [row for row in rows if row[1].y > 0]
-    if not visible_rows:
-        return ""
-    limits = [v for _, p, _ in visible_rows for v in (p.y, *p.ends) if v > 0] + [0.95, 1.05]
-    x = _Scale(min(limits) * 0.98, max(limits) * 1.02, 10, WIDTH - RIGHT, log=True)
-    groups = [(name, [(name, point, f'class="{kind}"')]) for name, point, kind in visible_rows]
-    parts, foot = _draw_groups(groups, x)
-    origin = x.place(1.0)
-    parts.append(f'<line x1="{origin:.1f}" x2="{origin:.1f}" y1="0" y2="{foot}" class="one"/>')
-    parts += [
-        _draw_text(x.place(value), foot + 16, f"{value - 1:+.0%}", "mid")
-        for value in _list_ratio_ticks(x.low, x.high)
-    ]
-    return _frame(f"{title}: {x_label}", [], parts, foot + 24)
-
-
 def draw_groups(title: str, groups: Sequence[tuple[str, Sequence[tuple[str, Point]]]]) -> str:
     """Draw a group of rows per name and a row per series, with values and intervals."""
     names = list(dict.fromkeys(series for _, rows in groups for series, _ in rows))
@@ -109,35 +91,21 @@ def draw_groups(title: str, groups: Sequence[tuple[str, Sequence[tuple[str, Poin
         return ""
     x = _Scale(min(limits), max(limits), 20, WIDTH - RIGHT - 20)
     colors = {series: COLORS[number % len(COLORS)] for number, series in enumerate(names)}
-    styles = {series: f'stroke="{color}" fill="{color}"' for series, color in colors.items()}
-    parts, foot = _draw_groups(
-        [
-            (name, [(f"{name}, {series}", point, styles[series]) for series, point in rows])
-            for name, rows in groups
-        ],
-        x,
-    )
-    parts += [_draw_text(x.place(value), foot + 16, f"{value:.3g}", "mid") for value in x.ticks()]
-    return _frame(title, names, parts, foot + 24)
-
-
-def _draw_groups(
-    groups: Iterable[tuple[str, Iterable[tuple[str, Point, str]]]], x: _Scale
-) -> tuple[list[str], float]:
-    """Draw each group's name above its rows. Return the parts and their height."""
     parts, y = [], 0.0
     for name, rows in groups:
         parts.append(_draw_text(8, y + NAME_HEIGHT - 6, name, ""))
         y += NAME_HEIGHT
-        for tip, point, style in rows:
-            low, high = point.ends
+        for series, point in rows:
+            (low, high), color = point.ends, colors[series]
+            tip = f"{name}, {series}: {point.y:.4g} ({low:.4g} to {high:.4g})"
             parts.append(
-                f"<g {style}><title>{escape(tip)}: {point.y:.4g} ({low:.4g} to {high:.4g})</title>"
+                f'<g stroke="{color}" fill="{color}"><title>{escape(tip)}</title>'
                 f'<line x1="{x.place(low):.1f}" x2="{x.place(high):.1f}" y1="{y}" y2="{y}"/>'
                 f'<circle cx="{x.place(point.y):.1f}" cy="{y}" r="3"/></g>'
             )
             y += ROW_HEIGHT
-    return parts, y
+    parts += [_draw_text(x.place(value), y + 16, f"{value:.3g}", "mid") for value in x.ticks()]
+    return _frame(title, names, parts, y + 24)
 
 
 def _draw_text(x: float, y: float, text: str, kind: str) -> str:
@@ -179,13 +147,6 @@ def _frame(title: str, names: Sequence[str], parts: Sequence[str], height: float
         f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" xmlns="http://www.w3.org/2000/svg">'
         f"{''.join(parts)}</svg></figure>"
     )
-
-
-def _list_ratio_ticks(low: float, high: float) -> list[float]:
-    span = max(high - 1, 1 - low)
-    step = next(s for s in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 1e9) if span / s <= 3)
-    ticks = [1 + step * number for number in range(-3, 4)]
-    return [tick for tick in ticks if low <= tick <= high and tick > 0]
 
 
 def _round_up(value: float) -> float:

@@ -274,22 +274,15 @@ def invert(estimate: Estimate, numerator: float) -> Estimate:
 def estimate_positions(
     observations: Sequence[DraftReplay], depth: int
 ) -> list[dict[str, Estimate | None]]:
-    """Estimate by position the accepted share of all steps, and of the steps that reached it."""
+    """Estimate by position the accepted share of the steps that reached it."""
     walks = [(replay.facts.session, replay.walks[depth][ALL]) for replay in observations]
     sessions = [session for session, _ in walks]
+    reached = [float(walk.steps) for _, walk in walks]
     rows = []
     for position in range(depth):
         accepted = [float(walk.accepted_at[position]) for _, walk in walks]
-        reach_counts = [
-            float(walk.accepted_at[position - 1] if position else walk.steps) for _, walk in walks
-        ]
-        steps = [float(walk.steps) for _, walk in walks]
-        rows.append(
-            {
-                "accepted": bootstrap_ratio(accepted, steps, sessions),
-                "conditional": bootstrap_ratio(accepted, reach_counts, sessions),
-            }
-        )
+        rows.append({"conditional": bootstrap_ratio(accepted, reached, sessions)})
+        reached = accepted
     return rows
 
 
@@ -305,28 +298,20 @@ def compare_pair(
             for replay in base
             if select(replay.facts) and replay.facts.id in by_id and replay.walks[depth][ALL].steps
         ]
-        ratio = _pool_ratio(
-            [replay for replay, _ in pairs], [counterpart for _, counterpart in pairs], depth
-        )
+        ratio = _pool_ratio(pairs, depth)
         finding: Finding = judge_ratio(ratio, lower_is_better=False)
         out[name] = {"ratio": ratio, "verdict": finding.verdict.value, "reason": finding.reason}
     return out
 
 
-def _pool_ratio(
-    base: Sequence[DraftReplay], other: Sequence[DraftReplay], depth: int
-) -> Estimate | None:
+def _pool_ratio(pairs: Sequence[tuple[DraftReplay, DraftReplay]], depth: int) -> Estimate | None:
     """Estimate the ratio of tokens per verify step, summed over answers so that length counts."""
-    walks = [[replay.walks[depth][ALL] for replay in side] for side in (base, other)]
-    columns = [
-        [float(count) for count in counts]
-        for side in walks
-        for counts in ([walk.delivered for walk in side], [walk.steps for walk in side])
-    ]
+    walks = [[replay.walks[depth][ALL] for replay in pair] for pair in pairs]
+    rows = [(a.delivered, a.steps, b.delivered, b.steps) for a, b in walks]
     return bootstrap(
-        columns,
+        list(zip(*rows, strict=True)),
         lambda sums: sums[:, 2] / sums[:, 3] * sums[:, 1] / sums[:, 0],
-        [replay.facts.session for replay in base],
+        [base.facts.session for base, _ in pairs],
     )
 
 

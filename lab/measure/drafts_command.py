@@ -169,6 +169,8 @@ def summarise(tournament: Tournament) -> dict[str, Any]:
     """Return all results in ``report.json`` except the description of the run."""
     options, fit = tournament.options, tournament.fit
     replays = {contestant.label: tournament.observe(contestant.label) for contestant in fit}
+    cost, depths = tournament.cost, tournament.depths
+    plain_ms = cost.step_time(options.batch, 0) if cost and cost.depths[0] == 0 else None
     return {
         "capture": str(options.capture),
         "target": str(options.target),
@@ -177,36 +179,29 @@ def summarise(tournament: Tournament) -> dict[str, Any]:
         "left_out": tournament.num_excluded,
         "sessions": len({answer.facts.session for answer in tournament.answers}),
         "draft_sample_method": options.draft_sample_method,
-        "depths": tournament.depths,
-        "cost_table": tournament.cost.source if tournament.cost else None,
+        "depths": depths,
+        "cost_table": cost.source if cost else None,
         "batch": options.batch,
-        "plain_ms": find_plain_ms(tournament.cost, options.batch),
+        "plain_ms": plain_ms,
         "drafts": {
             contestant.label: describe(contestant)
-            | (summarise_one(tournament, replays[contestant.label]) if contestant in fit else {})
+            | (
+                summarise_draft(replays[contestant.label], depths, cost, options.batch)
+                if contestant in fit
+                else {}
+            )
             for contestant in tournament.contestants
         },
         "against": {
             "base": fit[0].label if fit else None,
-            "depth": tournament.depths[-1],
+            "depth": depths[-1],
             "drafts": {
-                contestant.label: compare_pair(
-                    replays[fit[0].label], replays[contestant.label], tournament.depths[-1]
-                )
-                for contestant in fit[1:]
+                rival.label: compare_pair(replays[fit[0].label], replays[rival.label], depths[-1])
+                for rival in fit[1:]
             },
         },
         "live": list_live(tournament.answers, fit, replays),
     }
-
-
-def find_plain_ms(cost: CostTable | None, batch: float) -> float | None:
-    """Return the time of a step without drafts; None if the costs do not include it."""
-    return cost.step_time(batch, 0) if cost is not None and cost.depths[0] == 0 else None
-
-
-def summarise_one(tournament: Tournament, replays: Sequence[DraftReplay]) -> dict[str, Any]:
-    return summarise_draft(replays, tournament.depths, tournament.cost, tournament.options.batch)
 
 
 def inspect(text: str, target: Path, depth: int) -> Contestant:

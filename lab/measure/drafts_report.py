@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from eaglegate.lab.measure.charts import Line, Point, draw_groups, draw_intervals, draw_lines
+from eaglegate.lab.measure.charts import Line, Point, draw_groups, draw_lines
 from eaglegate.lab.measure.drafts import ALL, ServedLength, invert
 from eaglegate.lab.measure.report import (
-    KINDS,
     Conclusion,
     Report,
     Section,
@@ -145,14 +144,8 @@ class DraftsReport(Report):
             [name, format_estimate(row["ratio"], DIGITS), row["verdict"], row["reason"]]
             for name, row in slices.items()
         ]
-        intervals = [
-            (name, to_point(0, row["ratio"]), KINDS[Verdict(row["verdict"])])
-            for name, row in slices.items()
-            if row["ratio"] is not None
-        ]
         title = f"{label} against {base}, tokens per step, K = {self.max_depth}"
-        chart = draw_intervals("Tokens per step", intervals, f"{label} over {base}")
-        return Section(title, ["slice", "ratio", "verdict", "reason"], rows, [chart])
+        return Section(title, ["slice", "ratio", "verdict", "reason"], rows)
 
     def _section_of_live(self) -> Section:
         rows = [

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -172,9 +171,6 @@ class Figures:
     """Number of answers whose chunks came together (``RequestResult.is_bunched``)."""
     recomputed_tokens: int = 0
     """Prompt tokens computed again because of the draft, including other traffic."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import shlex
 import sys
 import time
@@ -34,7 +33,7 @@ from eaglegate.lab.measure.replay import (
 from eaglegate.lab.measure.replay_report import ReplayReport, make_report
 from eaglegate.lab.measure.report import describe_run
 from eaglegate.lab.measure.runs import BenchError, open_clients
-from eaglegate.lab.measure.servers import DEMO, ServerError, Setting, demo_flags
+from eaglegate.lab.measure.servers import DEMO, ServerError, Setting, demo_flags, read_setting
 from eaglegate.lab.measure.statistics import Verdict
 from eaglegate.observability.captures.files import add_key_file_argument, load_cipher, read_records
 from eaglegate.observability.captures.record import CaptureError
@@ -151,23 +150,18 @@ def read_settings(options: argparse.Namespace) -> list[Setting]:
     """Read the settings to compare. Raises BenchError, ValueError."""
     settings: list[Setting] = []
     for text in options.against:
-        if text.startswith("{"):
-            base = next((setting for setting in settings if setting.url or setting.flags), None)
-            if base is None:
-                raise BenchError(
-                    f"--against '{text}': fields need an earlier --against with a server"
-                )
-            fields = {**options.fields, **json.loads(text)}
-            settings.append(Setting(text, base.url, base.flags, fields))
-        elif text.startswith(("http://", "https://")):
-            url = text.rstrip("/").removesuffix("/v1")
-            settings.append(Setting(url, url, fields=options.fields))
-        elif text.split()[:1] == ["serve"]:
+        base = next(iter(settings), None)
+        setting = read_setting(text, options.fields, base)
+        if setting is None and text.split()[:1] == ["serve"]:
             arguments = tuple(shlex.split(text)[1:])
             flags = arguments or demo_flags(DEMO / "target", DEMO / "eagle3_1")
-            settings.append(Setting(text, flags=flags, fields=options.fields))
-        else:
-            raise BenchError(f"--against '{text}': give a URL, a JSON object, or serve FLAGS")
+            setting = Setting(text, flags=flags, fields=options.fields)
+        if setting is None:
+            raise BenchError(
+                f"--against '{text}': give a URL, serve FLAGS, or a JSON object of fields, which "
+                "need an earlier --against with a server"
+            )
+        settings.append(setting)
     return settings
 
 

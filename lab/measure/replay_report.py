@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from eaglegate.lab.measure.charts import Line, Point, draw_intervals, draw_lines
 from eaglegate.lab.measure.figures import AcceptanceFigures
 from eaglegate.lab.measure.pairs import (
     Pair,
@@ -21,16 +19,12 @@ from eaglegate.lab.measure.pairs import (
     percent,
 )
 from eaglegate.lab.measure.report import (
-    KINDS,
     Conclusion,
     Report,
     Section,
     format_number,
-    to_point,
 )
 from eaglegate.lab.measure.statistics import Estimate, Finding
-
-MAX_CHARTS = 13
 
 
 @dataclass(frozen=True)
@@ -49,13 +43,9 @@ class ReplayReport(Report):
     tools: ToolReport
     errors: Finding
     error_difference: Estimate | None
-    error_texts: Mapping[str, Mapping[str, int]]
     text: TextReport
     text_finding: Finding
     notes: tuple[str, ...]
-
-    def describe(self) -> dict[str, Any]:
-        return asdict(self)
 
     def conclude(self) -> Conclusion:
         finding = self.verdict
@@ -86,33 +76,14 @@ class ReplayReport(Report):
         ]
         head = ["slice", "pairs", "sessions", *names, "texts differ"]
         title = f"Slices: changes of {self.other} over {self.base}"
-        yield Section(title, head, rows, [self._draw_intervals(name) for name in names])
+        yield Section(title, head, rows)
         head = ["slice", f"{self.base}: length", "at position 1, 2, ..."]
         head += [f"{self.other}: length", "at position 1, 2, ..."]
         rows = [
             [report.label, *_format_acceptance(report.base), *_format_acceptance(report.other)]
             for report in self.slices
         ]
-        charts = [self._draw_acceptance(report) for report in self.slices[:MAX_CHARTS]]
-        yield Section("Acceptance", head, rows, charts)
-
-    def _draw_intervals(self, name: str) -> str:
-        rows = [
-            (report.label, to_point(0, row.ratio), KINDS[row.finding.verdict])
-            for report in self.slices
-            for row in report.rows
-            if row.name == name and row.ratio is not None
-        ]
-        return draw_intervals(name, rows, f"{self.other} over {self.base}")
-
-    def _draw_acceptance(self, report: SliceReport) -> str:
-        lines = [
-            Line(name, [Point(index, share) for index, share in enumerate(side.per_position, 1)])
-            for name, side in ((self.base, report.base), (self.other, report.other))
-            if side is not None
-        ]
-        title = f"Acceptance per position: {report.label}"
-        return draw_lines(title, lines, "position", "share of drafts that reached it")
+        yield Section("Acceptance", head, rows)
 
 
 def _format_acceptance(acceptance: AcceptanceFigures | None) -> list[str]:
@@ -154,18 +125,10 @@ def make_report(
         tools=tools,
         errors=errors,
         error_difference=difference,
-        error_texts={
-            names[0]: _count_errors(pair.base.result.error for pair in pairs),
-            names[1]: _count_errors(pair.other.result.error for pair in pairs),
-        },
         text=text,
         text_finding=text.finding,
         notes=tuple(_find_notes(pairs, requests, base_is_capture=base_is_capture)),
     )
-
-
-def _count_errors(texts: Any) -> dict[str, int]:
-    return dict(Counter(text[:120] for text in texts if text).most_common(10))
 
 
 def _find_notes(pairs: Sequence[Pair], requests: int, *, base_is_capture: bool) -> list[str]:

@@ -7,6 +7,7 @@ import platform
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
@@ -38,7 +39,6 @@ pre { background: #8882; border-radius: 4px; padding: .6rem; white-space: pre-wr
 svg { width: 100%; max-width: 560px; } svg text { font-size: 11px; fill: currentColor; }
 figure { margin: 0; } figcaption { font-size: 13px; } svg .mid { text-anchor: middle; }
 svg .end { text-anchor: end; } svg .grid { stroke: var(--soft); stroke-width: .5; }
-svg .one { stroke: currentColor; stroke-dasharray: 3 3; }
 svg polyline { fill: none; stroke-width: 2; }
 .better { color: var(--better); stroke: var(--better); fill: var(--better); }
 .worse { color: var(--worse); stroke: var(--worse); fill: var(--worse); }
@@ -95,6 +95,8 @@ def to_json(report: Any) -> bytes:
 def _to_plain(value: Any) -> Any:
     if hasattr(value, "to_json"):
         return value.to_json()
+    if is_dataclass(value):
+        return {item.name: getattr(value, item.name) for item in fields(value)}
     if isinstance(value, (tuple, set)):
         return list(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
@@ -128,9 +130,9 @@ class Report(ABC):
     @abstractmethod
     def make_sections(self) -> Iterable[Section]: ...
 
-    @abstractmethod
     def describe(self) -> Any:
         """Return the content of ``report.json``."""
+        return self
 
     def describe_run(self) -> Mapping[str, Any]:
         """Return what the page says of the run."""

@@ -54,6 +54,16 @@ class Setting:
         return self.url, self.flags
 
 
+def read_setting(text: str, fields: Mapping[str, Any], base: Setting | None) -> Setting | None:
+    """Read a URL, or a JSON object of fields for the server of ``base``; None for other texts."""
+    if text.startswith("{") and base is not None:
+        return replace(base, name=text, fields={**fields, **json.loads(text)})
+    if text.startswith(("http://", "https://")):
+        url = text.rstrip("/").removesuffix("/v1")
+        return Setting(url, url, fields=fields)
+    return None
+
+
 def demo_flags(target: Path, draft: Path, **settings: Any) -> tuple[str, ...]:
     """Return the demo's flags, all explicit, so that the demo also runs without its draft.
 

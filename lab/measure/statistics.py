@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from statistics import NormalDist
 from typing import Any
@@ -61,9 +61,6 @@ class Estimate:
 
     def lies_within(self, low: float, high: float) -> bool:
         return self.low is not None and self.high is not None and low < self.low <= self.high < high
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,14 +161,7 @@ def paired_ratio(
     clusters: Sequence[Hashable] | None = None,
     **options: Any,
 ) -> Estimate | None:
-    """Estimate the geometric mean of ``other / base`` over pairs, from their mean log-ratio.
-
-    Raises ValueError unless both are positive: leave out pairs in which one side has no value.
-    """
-    if len(base) != len(other):
-        raise ValueError(f"pairs need two sides: {len(base)} values against {len(other)}")
-    if any(value <= 0 for value in (*base, *other)):
-        raise ValueError("log-ratios need positive values on both sides")
+    """Estimate the geometric mean of ``other / base`` over pairs, from their mean log-ratio."""
     logs = [math.log(b / a) for a, b in zip(base, other, strict=True)]
     estimate = bootstrap_mean(logs, clusters, **options)
     return None if estimate is None else estimate.transform(math.exp)
@@ -307,10 +297,9 @@ def t_quantile(probability: float, degrees: int) -> float:
 def _sum_clusters(data: Array, clusters: Sequence[Hashable] | None) -> Array:
     if clusters is None:
         return data
-    if len(clusters) != len(data):
-        raise ValueError(f"{len(data)} observations need as many clusters, not {len(clusters)}")
     numbers: dict[Hashable, int] = {}
-    rows = np.array([numbers.setdefault(cluster, len(numbers)) for cluster in clusters])
+    pairs = zip(clusters, data, strict=True)
+    rows = np.array([numbers.setdefault(cluster, len(numbers)) for cluster, _ in pairs])
     sums = np.zeros((len(numbers), data.shape[1]))
     np.add.at(sums, rows, data)
     return sums

@@ -5,7 +5,6 @@ It leaves out values of flags that may hold a secret, URLs, host names and folde
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import socket
@@ -28,9 +27,6 @@ PACKAGES = (
 )  # fmt: skip
 PRIVATE = re.compile(r"key|token|secret|password|host|url|endpoint|store|header|root-path|upstream")
 """Names of flags whose values are left out of the report."""
-ENVIRONMENT = re.compile(
-    r"(VLLM_|TRITON_|CUDA_VISIBLE|CUDA_LAUNCH|NCCL_|OMP_NUM|TORCH|PYTORCH|HF_HUB_OFFLINE)\w*"
-)
 URL = re.compile(r"\b\w+://\S+")
 FOLDERS = re.compile(r"(?<![\w.\-])(?:~|\.{0,2})(?:/[\w.@+~\-]+)+/(?=[\w.@+~\-]+)")
 """Pattern for a path except its last part."""
@@ -175,17 +171,11 @@ def describe_proof(argv: Sequence[str], machine: Machine) -> dict[str, Any]:
     """Describe the command, the machine and all versions: the first keys of the report."""
     run = describe_run("prove", list(scrub_arguments(argv)))
     run["machine"] |= {
-        "kernel": platform.release(),
         "platform": machine.platform,
         "gpus": [gpu.name for gpu in machine.gpus or ()],
         "gpu_driver": read_text("/proc/driver/nvidia/version").partition("\n")[0],
     }
     run["versions"] = {"python": platform.python_version(), **find_versions()}
-    run["environment"] = {
-        name: scrub(value)
-        for name, value in sorted(os.environ.items())
-        if ENVIRONMENT.fullmatch(name) and not PRIVATE.search(name.lower())
-    }
     return run
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count
 from statistics import median
 from typing import Any
@@ -25,9 +25,6 @@ class Speed:
     """Tokens per second of one stream after its first token, pooled."""
     total: float
     """Tokens per second of all streams together, including prompts."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ depends only on seed, position and token. The margin is then that of the two sum
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import zip_longest
 from typing import Any
@@ -42,9 +42,6 @@ class Difference:
     margin: float | None
     """Nats by which the reference prefers its own token; None if unknown."""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     def __str__(self) -> str:
         if self.margin is None:
             return f"{self.request}, token {self.token}: {self.kind}, margin unknown"
@@ -68,7 +65,7 @@ class TextComparison:
             "answers": self.answers,
             "tokens": self.tokens,
             **{kind.value: self.count(kind) for kind in Kind},
-            "differences": [difference.to_json() for difference in self.differences[:20]],
+            "differences": list(self.differences[:20]),
         }
 
 

@@ -390,7 +390,6 @@ def test_drafts_are_compared_on_a_capture(
         "Acceptance length by slice, K = 4",
         "Acceptance per position",
         "Predicted time per token",
-        "Tokens per step",
     ):
         assert f"<b>{title}" in page, title
     for svg in re.findall("<svg.*?</svg>", page, re.DOTALL):

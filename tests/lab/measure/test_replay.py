@@ -102,7 +102,6 @@ def test_fewer_tokens_a_step_are_found(start_server, capture, tmp_path, capsys):
     assert report["text"]["different"] == 0
     assert report["verdict"]["reason"] in capsys.readouterr().out
     page = (tmp_path / "out" / "report.html").read_text()
-    assert page.count("<svg") >= 4
     assert "eaglegate replay" in page
 
 
