@@ -7,7 +7,6 @@ run in separate, niced processes; both resume an interrupted run. The canary run
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 import subprocess
@@ -29,8 +28,6 @@ from eaglegate.lab.improve.process import become_background
 from eaglegate.lab.improve.windows import JUDGE, NEW, OLD, TrafficWindows
 from eaglegate.observability.captures.record import CaptureError
 from eaglegate.server.cli.client import CallFailed
-
-logger = logging.getLogger(__name__)
 
 COMMAND_POLL_S = 0.2
 TUNER = "eaglegate.lab.training.draft_cli"
@@ -55,9 +52,6 @@ class NotYet(Exception):
 
 class Stages:
     """Stages of candidates. ``check`` raises LoopStopped."""
-
-    tell_every_s = 15.0
-    """Time between two log lines with a command's output, in seconds."""
 
     def __init__(
         self,
@@ -188,13 +182,9 @@ class Stages:
                 preexec_fn=lambda: become_background(self.config.tune.nice),
             )
         try:
-            start = report_time = time.monotonic()
             while process.poll() is None:
                 self._check()
                 time.sleep(COMMAND_POLL_S)
-                if (clock := time.monotonic()) - report_time >= self.tell_every_s:
-                    report_time = clock
-                    logger.info("%s for %.0f s: %s", command[2], clock - start, _read_end(log))
         finally:
             if process.poll() is None:
                 process.kill()

@@ -29,7 +29,7 @@ from tests.conftest import ROOT
 from tests.engine.speculation.test_drafts import DEMO, copy_draft
 from tests.lab.improve.scripted_commands import make_report
 from tests.lab.improve.scripted_gateway import ScriptedGateway
-from tests.lab.improve.scripted_loop import make_scripted_loop, make_scripted_stages
+from tests.lab.improve.scripted_loop import make_scripted_loop
 
 pytestmark = pytest.mark.thorough
 
@@ -128,17 +128,6 @@ def test_a_window_is_the_newest_traffic_as_much_as_is_configured(scene: Scene) -
     parts = [read_records(window / part) for part in ("tune", "judge")]
     found = {record.id for part in parts for record in part}
     assert found == {f"one-{number}" for number in range(20, 40)}
-
-
-def test_a_command_that_takes_long_tells_how_far_it_is(
-    scene: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
-    stages = make_scripted_stages(read_config(scene.config), scene.gateway.url)
-    stages.tell_every_s = 0.0
-    script = "import time; print('step 40 of 200', flush=True); time.sleep(1)"
-    with caplog.at_level("INFO"):
-        stages.run_command([sys.executable, "-c", script], scene.folder / "log")
-    assert "s: step 40 of 200" in caplog.text
 
 
 def test_sessions_that_judge_are_never_trained_on(scene: Scene) -> None:
@@ -346,12 +335,6 @@ def test_tuning_replays_what_the_draft_was_trained_on(scene: Scene) -> None:
     command = stages.make_tune_command(folder)
     assert command.count("--keep") == 2
     assert command[command.index("--keep-share") + 1] == "0.6"
-
-
-def test_too_little_traffic_makes_no_candidate(scene: Scene) -> None:
-    scene.write_config(window={"answers": 41})
-    assert scene.run() is None
-    assert scene.ledger.list_candidates() == []
 
 
 def test_a_wrong_configuration_names_the_field(scene: Scene) -> None:

@@ -61,12 +61,3 @@ async def test_a_killed_loop_is_started_again_and_ends_with_the_gateway(tmp_path
     running.cancel()
     await asyncio.wait({running})
     assert not is_running(state)
-
-
-async def test_a_loop_with_a_wrong_configuration_is_not_started_again(tmp_path: Path) -> None:
-    file = tmp_path / "improve.yaml"
-    file.write_text(yaml.safe_dump({"state": "state", "capture": "capture"}))
-    config = read_config(file)
-    file.write_text("wrong: true")
-    async with asyncio.timeout(60):
-        await ImproveProcess(file, config, restart_s=0.01).run("http://127.0.0.1:1")

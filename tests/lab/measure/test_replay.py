@@ -201,39 +201,27 @@ def test_against_the_recorded_run(server, url, capture, tmp_path):
 class TiedServer(StandInServer):
     """Writes another last token, and says how close it was."""
 
-    gap: float = 0.0
+    last, gap = "w7", 0.0
 
     async def play(self, body):
+        tops = [{"token": "w7", "logprob": -1.0}, {"token": "x", "logprob": -1.0 - self.gap}]
+        chosen = next(top for top in tops if top["token"] == self.last)
+        entries = [{"token": "w0", "logprob": 0.0}, chosen | {"top_logprobs": tops}]
         async for data in StandInServer.play(self, body):
             if body.get("logprobs") and b'"content": "w0' in data:
                 chunk = json.loads(data[6:])
-                chunk["choices"][0]["logprobs"] = {"content": self.entries()}
+                chunk["choices"][0]["logprobs"] = {"content": entries}
                 data = b"data: " + json.dumps(chunk).encode() + b"\n\n"
             yield data
 
     def delta(self, at, size):
-        return {"content": super().delta(at, size)["content"].replace("w7", self.text or "w7")}
-
-    def entries(self):
-        last = self.text or "w7"
-        tops = [{"token": "w7", "logprob": -1.0}, {"token": "x", "logprob": -1.0 - self.gap}]
-        chosen = next(top for top in tops if top["token"] == last)
-        return [{"token": "w0", "logprob": 0.0}, chosen | {"top_logprobs": tops}]
-
-
-class OtherText(TiedServer):
-    def delta(self, at, size):
-        return {"content": "".join(f"w{word} " for word in range(at, at + size)).replace("w7", "x")}
-
-    def entries(self):
-        tops = [{"token": "w7", "logprob": -1.0}, {"token": "x", "logprob": -1.0 - self.gap}]
-        return [{"token": "w0", "logprob": 0.0}, tops[1] | {"top_logprobs": tops}]
+        return {"content": super().delta(at, size)["content"].replace("w7", self.last)}
 
 
 @pytest.mark.parametrize(("gap", "verdict"), [(0.02, "near_ties"), (3.0, "faults")])
 def test_a_near_tie_is_told_from_a_fault(start_server, capture, tmp_path, gap, verdict):
-    same, other = TiedServer(owner="vllm"), OtherText(owner="vllm")
-    same.gap = other.gap = gap
+    same, other = TiedServer(owner="vllm"), TiedServer(owner="vllm")
+    same.gap, other.gap, other.last = gap, gap, "x"
     urls = start_server(same), start_server(other)
     records = [record(number) for number in range(6)]
     _, report = replay(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 
 from eaglegate.lab.measure.figures import Block, Goal, compute_figures
@@ -57,37 +56,3 @@ def test_the_same_requests_give_the_same_figures():
         assert mine.std == pytest.approx(getattr(theirs, f"std_{name}_ms"))
         percentiles = dict(getattr(theirs, f"percentiles_{name}_ms"))
         assert [mine.p90, mine.p95, mine.p99] == pytest.approx(list(percentiles.values()))
-
-
-async def test_both_read_the_same_stream_alike(start_server):
-    """Counts and text are the same, times alike; ITL but for chunks that carry no output."""
-    import aiohttp
-
-    from eaglegate.lab.measure.datasets import Session, Turn
-    from eaglegate.lab.measure.load import LoadClient, Target, run_closed
-    from tests.lab.measure.stand_in_server import StandInServer
-
-    url = start_server(StandInServer(wait_s=0.2, step_s=0.2))
-    results: list[RequestResult] = []
-    turn = Turn(({"role": "user", "content": "hi"},))
-    async with LoadClient.open(Target(url)) as client:
-        await run_closed(client, [Session(str(n), (turn,)) for n in range(4)], 1, results.append)
-    asked = requests.RequestFuncInput(
-        prompt="hi", api_url=f"{url}/v1/chat/completions", prompt_len=1, output_len=8, model="m"
-    )
-    async with aiohttp.ClientSession() as session:
-        theirs = [
-            await requests.async_request_openai_chat_completions(asked, session) for _ in range(4)
-        ]
-    assert {r.output_tokens for r in results} == {r.output_tokens for r in theirs} == {8}
-    assert {r.text for r in results} == {r.generated_text for r in theirs}
-    assert median(r.ttft for r in results) == pytest.approx(median(r.ttft for r in theirs), rel=0.5)
-    assert median(r.latency for r in results) == pytest.approx(
-        median(r.latency for r in theirs), rel=0.5
-    )
-    extra = len(theirs[0].itl) - len(results[0].gaps)
-    assert extra == 2, "vLLM counts the chunk with the role and the one with the finish reason"
-
-
-def median(values):
-    return float(np.median(list(values)))

@@ -28,7 +28,7 @@ from eaglegate.lab.training.draft_training import (
     InitialDraft,
 )
 from eaglegate.lab.training.eagle import known_tokens, own_tokens, unroll
-from eaglegate.lab.training.target import TargetModel, UnfitTarget, layers_read
+from eaglegate.lab.training.target import TargetModel
 from eaglegate.lab.training.tokenizer import train_tokenizer
 from eaglegate.observability.captures.files import (
     make_cipher,
@@ -237,14 +237,6 @@ def test_an_unfit_target_is_refused(tmp_path, tokenizer, capsys, changes, says):
     data = write_exchanges(tmp_path / "data.jsonl", 2)
     assert train(target, data, tmp_path / "draft") == 2
     assert says in capsys.readouterr().err
-
-
-def test_layers_read_follow_the_engine():
-    assert layers_read(8) == (2, 4, 5)
-    assert layers_read(36) == (2, 18, 33)
-    assert layers_read(4) == (1, 2, 3)
-    with pytest.raises(UnfitTarget):
-        layers_read(3)
 
 
 @torch.no_grad()
