@@ -17,17 +17,16 @@ import orjson
 
 BUNCHED_S = 0.0005
 """Time between two chunks that is shorter than any server's."""
-CONTENT_EVENTS = {
+PARTS = {
     "response.output_text.delta": "text",
     "response.reasoning_text.delta": "reasoning",
+    "response.function_call_arguments.delta": "arguments",
+    "response.custom_tool_call_input.delta": "arguments",
 }
 """Events of the Responses API that carry output, and the part of the answer they extend."""
-DELTA_FIELDS = {
-    "text_delta": "text",
-    "thinking_delta": "thinking",
-    "input_json_delta": "partial_json",
-}
-"""Deltas of Anthropic's messages, and the field that contains their text."""
+CALLS = ("_call", "tool_use")
+"""Ends of the types of items and blocks that call a tool."""
+ENDS = ("response.completed", "response.incomplete", "response.failed")
 
 
 @dataclass(slots=True)
@@ -50,7 +49,6 @@ class RequestResult:
     """Times between chunks with output, which vLLM calls ITL."""
     output_tokens: int = 0
     prompt_tokens: int = 0
-    cached_tokens: int = 0
     text: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
@@ -150,10 +148,8 @@ class StreamReader:
             self.result.error = _error_text(payload)
         elif "choices" in payload:
             self._take_chunk(payload, now)
-        elif str(payload.get("type", "")).startswith("response."):
-            self._take_response_event(payload, now)
         elif "type" in payload:
-            self._take_message_event(payload, now)
+            self._take_event(payload, now)
 
     def _mark(self, now: float, *, output: bool) -> None:
         """Note the time of a choice's chunk; ``output`` is True if it carries any."""
@@ -199,55 +195,35 @@ class StreamReader:
         if isinstance(logprobs, Mapping) and isinstance(logprobs.get("content"), list):
             self.result.logprobs += logprobs["content"]
 
-    def _take_response_event(self, event: dict[str, Any], now: float) -> None:
-        kind, delta = event["type"], event.get("delta")
-        result = self.result
-        if kind in CONTENT_EVENTS and isinstance(delta, str):
-            part = CONTENT_EVENTS[kind]
-            setattr(result, part, getattr(result, part) + delta)
-            self._mark(now, output=True)
-        elif kind.endswith("_call_arguments.delta") or kind.endswith("_call_input.delta"):
-            result.tool_calls[-1:] = [*(result.tool_calls[-1:] or [ToolCall()])]
-            result.tool_calls[-1].arguments += str(delta)
-            self._mark(now, output=True)
-        elif kind == "response.output_item.added":
-            item = event.get("item") or {}
-            if str(item.get("type", "")).endswith("_call"):
-                result.tool_calls.append(ToolCall(name=item.get("name") or ""))
-        elif kind in ("response.completed", "response.incomplete", "response.failed"):
-            self._end_response(event.get("response") or {})
+    def _take_event(self, event: dict[str, Any], now: float) -> None:
+        """Read an event of the Responses API, or one of Anthropic's messages."""
+        kind, delta, result = event["type"], event.get("delta"), self.result
+        item = event.get("item") or event.get("content_block") or {}
+        if kind.endswith((".added", "_start")) and str(item.get("type", "")).endswith(CALLS):
+            result.tool_calls.append(ToolCall(item.get("name") or ""))
+        if isinstance(delta, Mapping):
+            parts = (delta.get(name) or "" for name in ("text", "thinking", "partial_json"))
+            self._extend(now, *parts)
+            result.finish = delta.get("stop_reason") or result.finish
+        elif delta and kind in PARTS:
+            self._extend(now, **{PARTS[kind]: delta})
+        answer = event.get("response") or event.get("message") or {}
+        for source in (event, answer):
+            self._add_usage(source.get("usage"))
+            self._add_speculation(source.get("metrics"))
+        if kind in ENDS:
+            result.finish = answer.get("status")
+            result.error = _error_text(answer) if result.finish == "failed" else result.error
 
-    def _end_response(self, response: Mapping[str, Any]) -> None:
-        self.result.finish = response.get("status")
-        self._add_usage(response.get("usage"))
-        self._add_speculation(response.get("metrics"))
-        if response.get("status") == "failed":
-            self.result.error = _error_text(response)
-
-    def _take_message_event(self, event: dict[str, Any], now: float) -> None:
-        kind, delta = event["type"], event.get("delta") or {}
-        if kind == "content_block_start":
-            block = event.get("content_block") or {}
-            if str(block.get("type", "")).endswith("tool_use"):
-                self.result.tool_calls.append(ToolCall(name=block.get("name") or ""))
-        elif kind == "content_block_delta" and delta.get("type") in DELTA_FIELDS:
-            self._add_block_delta(delta, now)
-        elif kind == "message_delta":
-            self.result.finish = delta.get("stop_reason") or self.result.finish
-            self._add_usage(event.get("usage"))
-            self._add_speculation(event.get("metrics"))
-        elif kind == "message_start":
-            self._add_usage((event.get("message") or {}).get("usage"))
-
-    def _add_block_delta(self, delta: Mapping[str, Any], now: float) -> None:
-        text = str(delta.get(DELTA_FIELDS[delta["type"]]) or "")
-        if delta["type"] == "text_delta":
-            self.result.text += text
-        elif delta["type"] == "thinking_delta":
-            self.result.reasoning += text
-        elif self.result.tool_calls:
-            self.result.tool_calls[-1].arguments += text
-        self._mark(now, output=bool(text))
+    def _extend(self, now: float, text: str = "", reasoning: str = "", arguments: str = "") -> None:
+        """Add output to the answer; arguments belong to the last call."""
+        if not (text or reasoning or arguments):
+            return
+        self.result.text += text
+        self.result.reasoning += reasoning
+        if arguments:
+            self._call_at(max(0, len(self.result.tool_calls) - 1)).arguments += arguments
+        self._mark(now, output=True)
 
     def _add_usage(self, usage: Mapping[str, Any] | None) -> None:
         if not usage:
@@ -259,8 +235,6 @@ class StreamReader:
         result.prompt_tokens = (
             usage.get("prompt_tokens") or usage.get("input_tokens") or result.prompt_tokens
         )
-        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
-        result.cached_tokens = details.get("cached_tokens") or result.cached_tokens
 
     def _add_speculation(self, metrics: Any) -> None:
         account = metrics.get("speculative_decoding") if isinstance(metrics, Mapping) else None

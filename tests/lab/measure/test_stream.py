@@ -29,11 +29,7 @@ def read(*arrivals):
 
 USAGE = {
     "choices": [],
-    "usage": {
-        "prompt_tokens": 5,
-        "completion_tokens": 7,
-        "prompt_tokens_details": {"cached_tokens": 4},
-    },
+    "usage": {"prompt_tokens": 5, "completion_tokens": 7},
     "metrics": {"speculative_decoding": {"per_step_drafted": [3, 3], "per_step_accepted": [3, 1]}},
 }
 
@@ -53,7 +49,7 @@ def test_times_of_a_chat_answer():
     assert found.decode_s == pytest.approx(0.6)
     assert not found.is_bunched
     assert (found.text, found.reasoning, found.finish) == ("four tokenstwo", "hm", "stop")
-    assert (found.prompt_tokens, found.output_tokens, found.cached_tokens) == (5, 7, 4)
+    assert (found.prompt_tokens, found.output_tokens) == (5, 7)
     assert found.tokens_per_step == 6 / 2
     assert found.ok
 
