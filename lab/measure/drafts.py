@@ -8,7 +8,7 @@ Definitions: docs/drafts-compare.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -70,48 +70,58 @@ class Walk:
             self.accepted_at[position] += 1
 
 
+class Walks(dict[str, Walk]):
+    """Walks of one answer at one depth, by phase of a step's first token and in total."""
+
+    def __init__(self, depth: int, phases: Sequence[str]) -> None:
+        super().__init__({ALL: Walk(accepted_at=[0.0] * depth)})
+        self._phases = phases
+
+    def at(self, token: int) -> Iterator[Walk]:
+        """Yield the walks to which a step belongs that begins with this token."""
+        total = self[ALL]
+        yield total
+        phase = self._phases[min(token, len(self._phases) - 1)]
+        yield self.setdefault(phase, Walk(accepted_at=[0.0] * len(total.accepted_at)))
+
+
 def walk_answer(
     matches: Sequence[int], chances: Sequence[Sequence[float]], depth: int, phases: Sequence[str]
-) -> dict[str, Walk]:
-    """Replay an answer's verify steps, by phase of a step's first token and in total.
+) -> Walks:
+    """Replay an answer's verify steps.
 
     The last step may have no bonus token. It is counted as in the engine, where drafts beyond the
     end of the answer are never accepted.
     """
-    walks = {ALL: Walk(accepted_at=[0] * depth)}
+    walks = Walks(depth, phases)
     position, end = 0, len(matches)
     while position < end:
         hits = min(depth, matches[position])
-        expectation = sum(chances[position][:depth])
-        phase = phases[min(position + 1, len(phases) - 1)]
-        for name in (ALL, phase):
-            walks.setdefault(name, Walk(accepted_at=[0] * depth)).add(hits, expectation)
+        for walk in walks.at(position + 1):
+            walk.add(hits, sum(chances[position][:depth]))
         position += hits + 1
     return walks
 
 
 def walk_sampled_drafts(
     chances: Sequence[Sequence[float]], depth: int, phases: Sequence[str]
-) -> dict[str, Walk]:
+) -> Walks:
     """Replay an answer with sampled drafts: expectations over all ways to step through it.
 
     ``chances`` are, by position and depth, the probabilities that a draft is accepted if all before
     it are. Each position begins a step with some probability, which is passed on to the places
     where the step may end.
     """
-    walks = {ALL: Walk(accepted_at=[0.0] * depth)}
-    end = len(chances)
+    walks, end = Walks(depth, phases), len(chances)
     start_chances = [1.0, *[0.0] * (end + depth)]
     for position in range(end):
-        phase = phases[min(position + 1, len(phases) - 1)]
         reach_chances = [start_chances[position]]
         for offset in range(depth):
             accepted = reach_chances[-1] * chances[position][offset]
             start_chances[position + offset + 1] += reach_chances[-1] - accepted
             reach_chances.append(accepted)
         start_chances[position + depth + 1] += reach_chances[-1]
-        for name in (ALL, phase):
-            walk = walks.setdefault(name, Walk(accepted_at=[0.0] * depth))
+        for walk in walks.at(position + 1):
             walk.steps += reach_chances[0]
             walk.accepted += sum(reach_chances[1:])
             walk.expected += sum(reach_chances[1:])
@@ -120,18 +130,13 @@ def walk_sampled_drafts(
     return walks
 
 
-def walk_captured(
-    steps: Iterable[CapturedStep], depth: int, phases: Sequence[str]
-) -> dict[str, Walk]:
+def walk_captured(steps: Sequence[CapturedStep], depth: int, phases: Sequence[str]) -> Walks:
     """Return the verify steps that an engine recorded, in the form of ``walk_answer``."""
-    step_list = list(steps)
-    walks = {ALL: Walk(accepted_at=[0] * depth)}
-    position = len(phases) - sum(step.delivered for step in step_list)
-    for step in step_list:
+    walks = Walks(depth, phases)
+    position = len(phases) - sum(step.delivered for step in steps)
+    for step in steps:
         if step.drafted:
-            phase = phases[min(position, len(phases) - 1)]
-            for name in (ALL, phase):
-                walk = walks.setdefault(name, Walk(accepted_at=[0] * depth))
+            for walk in walks.at(position):
                 walk.add(step.accepted, float(step.accepted))
         position += step.delivered
     return walks
@@ -166,13 +171,9 @@ class CostTable:
             raise ValueError(
                 f"{source}: a cost table needs batches, depths, step_ms: {error}"
             ) from None
-        shape = {len(line) for line in table.step_ms}
         is_rising = all(sorted(set(axis)) == list(axis) for axis in (table.batches, table.depths))
-        if (
-            len(table.step_ms) != len(table.batches)
-            or shape != {len(table.depths)}
-            or not is_rising
-        ):
+        shape = [len(table.depths)] * len(table.batches)
+        if not is_rising or [len(line) for line in table.step_ms] != shape:
             raise ValueError(
                 f"{source}: step_ms needs one row per batch and one column per depth, both rising"
             )
@@ -180,14 +181,10 @@ class CostTable:
 
     def step_time(self, batch: float, depth: float) -> float:
         """Return milliseconds, interpolated linearly. Raises ValueError outside the table."""
-        if not self.depths[0] <= depth <= self.depths[-1]:
-            raise ValueError(
-                f"{self.source} measured depths {self.depths[0]:g} to {self.depths[-1]:g}"
-            )
-        if not self.batches[0] <= batch <= self.batches[-1]:
-            raise ValueError(
-                f"{self.source} measured batches of {self.batches[0]:g} to {self.batches[-1]:g}"
-            )
+        axes = (("depths", depth, self.depths), ("batches of", batch, self.batches))
+        for name, value, axis in axes:
+            if not axis[0] <= value <= axis[-1]:
+                raise ValueError(f"{self.source} measured {name} {axis[0]:g} to {axis[-1]:g}")
         columns = [np.interp(depth, self.depths, line) for line in self.step_ms]
         return float(np.interp(batch, self.batches, columns))
 
@@ -199,15 +196,6 @@ class DraftReplay:
     facts: AnswerFacts
     walks: Mapping[int, Mapping[str, Walk]]
     """Walks by depth, then by phase."""
-
-
-def estimate_length(walks: Iterable[tuple[str, Walk]], expected: bool = False) -> Estimate | None:
-    """Estimate the acceptance length, with sessions as clusters."""
-    pairs = [(session, walk) for session, walk in walks if walk.steps]
-    accepted = [walk.expected if expected else float(walk.accepted) for _, walk in pairs]
-    steps = [float(walk.steps) for _, walk in pairs]
-    ratio = bootstrap_ratio(accepted, steps, [session for session, _ in pairs])
-    return None if ratio is None else ratio.transform(lambda value: 1 + value)
 
 
 Select = Callable[[AnswerFacts], bool]
@@ -228,36 +216,43 @@ def summarise_draft(
     observations: Sequence[DraftReplay], depths: Sequence[int], cost: CostTable | None, batch: float
 ) -> dict[str, Any]:
     """Return acceptance by slice, phase, depth and position, and the predicted time per token."""
-    out: dict[str, Any] = {"slices": {}, "phases": {}, "positions": {}, "time_per_token_ms": {}}
-    for name, select in list_slices(replay.facts for replay in observations).items():
-        selection = [replay for replay in observations if select(replay.facts)]
-        out["slices"][name] = {depth: _length(selection, depth, ALL) for depth in depths}
-    phases = sorted({name for replay in observations for name in replay.walks[depths[-1]]} - {ALL})
-    for name in phases:
-        out["phases"][name] = {depth: _length(observations, depth, name) for depth in depths}
-    out["expected"] = {depth: _length(observations, depth, ALL, expected=True) for depth in depths}
-    out["positions"] = estimate_positions(observations, depths[-1])
+    last = depths[-1]
+    phases = sorted({name for replay in observations for name in replay.walks[last]} - {ALL})
+    slices = list_slices(replay.facts for replay in observations)
+
+    def estimate(replays: Sequence[DraftReplay], phase: str) -> dict[int, Estimate | None]:
+        return {depth: _length(replays, depth, phase) for depth in depths}
+
+    out: dict[str, Any] = {
+        "slices": {
+            name: estimate([replay for replay in observations if select(replay.facts)], ALL)
+            for name, select in slices.items()
+        },
+        "phases": {name: estimate(observations, name) for name in phases},
+        "positions": estimate_positions(observations, last),
+        "expected": {depth: _length(observations, depth, ALL, expected=True) for depth in depths},
+        "time_per_token_ms": {},
+    }
     if cost is not None:
-        for depth in depths:
-            length = out["slices"][ALL][depth]
-            out["time_per_token_ms"][depth] = length and predict_time(length, cost, batch, depth)
+        for depth, length in out["slices"][ALL].items():
+            time = length and invert(length, cost.step_time(batch, depth))
+            out["time_per_token_ms"][depth] = time
     return out
 
 
 def _length(
     observations: Iterable[DraftReplay], depth: int, phase: str, expected: bool = False
 ) -> Estimate | None:
-    walks = (
+    """Estimate the acceptance length, with sessions as clusters."""
+    pairs = [
         (replay.facts.session, replay.walks[depth][phase])
         for replay in observations
-        if phase in replay.walks[depth]
-    )
-    return estimate_length(walks, expected)
-
-
-def predict_time(length: Estimate, cost: CostTable, batch: float, depth: int) -> Estimate:
-    """Return step time over tokens per step, with the interval of the acceptance length."""
-    return invert(length, cost.step_time(batch, depth))
+        if phase in replay.walks[depth] and replay.walks[depth][phase].steps
+    ]
+    accepted = [walk.expected if expected else float(walk.accepted) for _, walk in pairs]
+    steps = [float(walk.steps) for _, walk in pairs]
+    ratio = bootstrap_ratio(accepted, steps, [session for session, _ in pairs])
+    return None if ratio is None else ratio.transform(lambda value: 1 + value)
 
 
 def invert(estimate: Estimate, numerator: float) -> Estimate:

@@ -18,7 +18,7 @@ from eaglegate.engine.speculation.drafts.inspection import SpeculationReport
 from eaglegate.lab.measure.drafts import (
     AnswerFacts,
     DraftReplay,
-    Walk,
+    Walks,
     walk_answer,
     walk_captured,
     walk_sampled_drafts,
@@ -67,16 +67,10 @@ def read_answers(
     for record in records:
         for number, choice in enumerate(record.choices):
             prompt = record.prompts[choice.prompt].token_ids
-            is_excluded = bool(record.constraint)  # the grammar cuts drafts, which is not replayed
-            is_excluded = is_excluded or (
-                drafts_sampled and not record.greedy and has_penalties(record.sampling)
-            )
-            if (
-                is_excluded
-                or prompt is None
-                or choice.token_ids is None
-                or len(choice.token_ids) < 2
-            ):
+            token_ids = choice.token_ids or ()
+            penalised = drafts_sampled and not record.greedy and has_penalties(record.sampling)
+            # a grammar cuts drafts, which is not replayed
+            if record.constraint or penalised or prompt is None or len(token_ids) < 2:
                 num_excluded += 1
                 continue
             if limit is not None and len(answers) >= limit:
@@ -88,7 +82,7 @@ def read_answers(
                 record.context,
                 choice.phases,
                 not record.greedy,
-                len(choice.token_ids),
+                len(token_ids),
             )
             answers.append(Answer(facts, prompt, choice, record.sampling, record.draft))
     return answers, num_excluded
@@ -120,9 +114,9 @@ def unroll_all(
     """Unroll the answers with every draft, and return the results by label. Raises CompareError."""
     results = {contestant.label: Results(find_results(options, contestant)) for contestant in fit}
     missing_answers = [
-        contestant
-        for contestant in answers
-        if any(contestant.facts.id not in result.by_id for result in results.values())
+        answer
+        for answer in answers
+        if any(answer.facts.id not in result.by_id for result in results.values())
     ]
     if missing_answers:
         _unroll_todo(options, fit, missing_answers, results)
@@ -131,12 +125,8 @@ def unroll_all(
 
 def find_results(options: argparse.Namespace, contestant: Contestant) -> Path:
     """Return the file of results. Its name contains everything that the rows depend on."""
-    parts = [
-        "unrolled",
-        fingerprint_draft(options.target),
-        contestant.fingerprint,
-        str(options.depth),
-    ]
+    parts = ["unrolled", fingerprint_draft(options.target), contestant.fingerprint]
+    parts += [str(options.depth)]
     parts += [PROBABILISTIC] if options.draft_sample_method == PROBABILISTIC else []
     return Path(options.out) / f"{'-'.join(parts)}.jsonl"
 
@@ -207,7 +197,7 @@ def observe(
 
 def walk_row(
     row: Mapping[str, Any], phases: Sequence[str], depths: Sequence[int]
-) -> dict[int, dict[str, Walk]]:
+) -> dict[int, Walks]:
     matches = row["matches"]
     if not matches:
         return {depth: walk_sampled_drafts(row["chances"], depth, phases) for depth in depths}
