@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from eaglegate.lab.improve.client import GatewayClient
 from eaglegate.lab.improve.config import ImproveConfig
 from eaglegate.lab.improve.ledger import Candidate, CandidateVerdict, Ledger
-from eaglegate.lab.improve.stages import LoopStopped, NotYet, StageFailed, Stages
+from eaglegate.lab.improve.stages import GatewayClient, LoopStopped, NotYet, StageFailed, Stages
 from eaglegate.observability.captures.record import CaptureError
 from eaglegate.server.cli.client import CallFailed
 

@@ -20,14 +20,13 @@ from typing import Any
 from eaglegate.engine.errors import DraftRefused
 from eaglegate.engine.speculation.drafts.files import find_folder, fingerprint_draft, list_files
 from eaglegate.features.canary.outcomes import CanaryVerdict
-from eaglegate.lab.improve.client import GatewayClient
 from eaglegate.lab.improve.config import ImproveConfig
 from eaglegate.lab.improve.gate import CANDIDATE, PARENT, judge_comparison
 from eaglegate.lab.improve.ledger import Candidate, CandidateVerdict, Ledger, Stage
 from eaglegate.lab.improve.process import become_background
 from eaglegate.lab.improve.windows import JUDGE, NEW, OLD, TrafficWindows
 from eaglegate.observability.captures.record import CaptureError
-from eaglegate.server.cli.client import CallFailed
+from eaglegate.server.cli.client import CallFailed, send
 
 COMMAND_POLL_S = 0.2
 TUNER = "eaglegate.lab.training.draft_cli"
@@ -36,6 +35,32 @@ VERDICTS = {
     CanaryVerdict.ROLL_BACK: CandidateVerdict.ROLLED_BACK,
     CanaryVerdict.UNDECIDED: CandidateVerdict.UNDECIDED,
 }
+
+
+class GatewayClient:
+    """Client of one gateway's operator endpoints. Every method raises CallFailed."""
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        self.url, self._key = url.rstrip("/"), key
+
+    def find_promoted(self) -> Mapping[str, Any]:
+        """Return the promoted draft: ``fingerprint``, ``path``, ``source``."""
+        draft = send(f"{self.url}/admin/draft", None, self._key)["promoted"]
+        if not draft:
+            raise CallFailed(f"{self.url} serves no draft that can be exchanged.", 409)
+        return dict(draft)
+
+    def find_canary(self) -> Mapping[str, Any] | None:
+        """Return the running canary or the last one; None before the first."""
+        canary = send(f"{self.url}/admin/canary", None, self._key)["canary"]
+        return None if canary is None else dict(canary)
+
+    def start_canary(self, path: str, rules: Mapping[str, Any]) -> Mapping[str, Any]:
+        body = {"path": path, **rules}
+        return dict(send(f"{self.url}/admin/canary", body, self._key)["canary"])
+
+    def stop_canary(self) -> None:
+        send(f"{self.url}/admin/canary", None, self._key, "DELETE")
 
 
 class StageFailed(Exception):

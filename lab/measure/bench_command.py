@@ -16,9 +16,9 @@ from typing import Any
 
 from eaglegate.engine.flag_numbers import parse_number
 from eaglegate.lab.measure.bench import BenchPlan, LoadPoint, name_settings, run
+from eaglegate.lab.measure.bench_compare import make_depth_settings, parse_depths
 from eaglegate.lab.measure.bench_report import make_report
 from eaglegate.lab.measure.datasets import DataError, list_own_sets, load_sessions
-from eaglegate.lab.measure.depths import make_depth_settings, parse_depths
 from eaglegate.lab.measure.figures import Goal
 from eaglegate.lab.measure.replay import is_trace, read_trace
 from eaglegate.lab.measure.report import describe_run

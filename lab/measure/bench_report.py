@@ -9,19 +9,17 @@ from typing import Any, ClassVar
 
 from eaglegate.lab.measure.bench import BenchPlan, LoadPoint
 from eaglegate.lab.measure.bench_compare import (
+    COST_TABLE,
     Comparison,
     compare_settings,
     conclude,
-    describe_missing,
-)
-from eaglegate.lab.measure.charts import Line, Point, draw_lines
-from eaglegate.lab.measure.depths import (
-    COST_TABLE,
     conclude_depths,
+    describe_missing,
     list_depth_notes,
     measure_step_costs,
     name_depth,
 )
+from eaglegate.lab.measure.charts import Line, Point, draw_lines
 from eaglegate.lab.measure.figures import (
     MS,
     AcceptanceFigures,

@@ -21,14 +21,17 @@ from eaglegate.lab.prove.blank_draft import make_blank_draft
 from eaglegate.lab.prove.lane import (
     Progress,
     ProofAnswer,
+    Speed,
+    SpeedLoad,
     add_totals,
+    divide,
     fix_depth,
     make_requests,
+    measure_speed,
     run,
     run_all,
 )
 from eaglegate.lab.prove.sampling import score_samples
-from eaglegate.lab.prove.speed import Speed, SpeedLoad, divide, measure_speed
 from eaglegate.lab.prove.texts import Kind, TextComparison, compare_texts
 from eaglegate.lab.prove.trial import (
     TOP,

@@ -1,4 +1,4 @@
-"""An engine under test: the operations that checks need, and the answers it gives."""
+"""An engine under test: the operations that checks need, its answers, and its speed in rounds."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
-from typing import Protocol
+from statistics import median
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -25,6 +27,8 @@ from eaglegate.engine.types import (
 )
 
 PromptTokens = tuple[int, ...]
+NUMBERS = count()
+"""Counter for request ids, each of which is used once."""
 
 
 class Lane(Protocol):
@@ -145,3 +149,74 @@ def fix_depth(depth: int | None, requests: Iterable[EngineRequest]) -> list[Engi
 
 def add_totals(answers: Iterable[ProofAnswer]) -> Totals:
     return sum((answer.totals for answer in answers), Totals())
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Speed in one round, in tokens per second."""
+
+    user: float
+    """Tokens per second of one stream after its first token, pooled."""
+    total: float
+    """Tokens per second of all streams together, including prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedLoad:
+    """Load of ``streams`` at a time, each with ``turns`` prompts one after another."""
+
+    streams: int
+    turns: int
+    tokens: int
+
+
+async def measure_speed(lane: Lane, load: SpeedLoad, prompts: Sequence[PromptTokens]) -> Speed:
+    """Measure greedy answers of exactly ``load.tokens`` tokens each."""
+    sampling = Sampling(max_tokens=load.tokens, temperature=0.0, ignore_eos=True)
+
+    def make_request(prompt: PromptTokens) -> EngineRequest:
+        return EngineRequest(f"speed-{next(NUMBERS)}", prompt, sampling)
+
+    async def stream(number: int) -> list[ProofAnswer]:
+        turns = (prompts[(number + turn) % len(prompts)] for turn in range(load.turns))
+        return [await run(lane, make_request(prompt)) for prompt in turns]
+
+    start = time.perf_counter()
+    streams = await asyncio.gather(*(stream(number) for number in range(load.streams)))
+    took_s = time.perf_counter() - start
+    answers = [answer for group in streams for answer in group]
+    later_tokens = sum(len(answer.token_ids) - 1 for answer in answers)
+    decoding_s = sum(answer.ended_at - answer.first_at for answer in answers)
+    return Speed(
+        later_tokens / decoding_s, sum(len(answer.token_ids) for answer in answers) / took_s
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Ratios of speeds, round by round."""
+
+    rounds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return median(self.rounds)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "median": round(self.median, 3),
+            "lowest": round(min(self.rounds), 3),
+            "highest": round(max(self.rounds), 3),
+        }
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({min(self.rounds):.2f} to {max(self.rounds):.2f})"
+
+
+def divide(speeds: Sequence[Speed], baselines: Sequence[Speed]) -> dict[str, Ratio]:
+    """Return the ratios per user and in total of paired rounds."""
+    pairs = list(zip(speeds, baselines, strict=True))
+    return {
+        "per user": Ratio(tuple(a.user / b.user for a, b in pairs)),
+        "total": Ratio(tuple(a.total / b.total for a, b in pairs)),
+    }

@@ -9,8 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from eaglegate.engine.types import EngineRequest, Sampling
-from eaglegate.lab.prove.lane import Lane, PromptTokens, ProofAnswer, make_requests, run_all
-from eaglegate.lab.prove.speed import Speed, SpeedLoad, measure_speed
+from eaglegate.lab.prove.lane import (
+    Lane,
+    PromptTokens,
+    ProofAnswer,
+    Speed,
+    SpeedLoad,
+    make_requests,
+    measure_speed,
+    run_all,
+)
 from eaglegate.lab.prove.texts import Noise
 
 TOP = 16

@@ -8,11 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from eaglegate.lab.improve.client import GatewayClient
 from eaglegate.lab.improve.config import ImproveConfig, read_config
 from eaglegate.lab.improve.ledger import Ledger
 from eaglegate.lab.improve.loop import ImproveLoop, Switch, lock_state
-from eaglegate.lab.improve.stages import Stages
+from eaglegate.lab.improve.stages import GatewayClient, Stages
 
 SCRIPT = str(Path(__file__).with_name("scripted_commands.py"))
 

@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
-from eaglegate.lab.improve.client import GatewayClient
 from eaglegate.lab.improve.command import main
 from eaglegate.lab.improve.config import ConfigInvalid, read_config
 from eaglegate.lab.improve.ledger import Candidate, CandidateVerdict, Ledger, Stage
 from eaglegate.lab.improve.ledger_command import main as show_log
 from eaglegate.lab.improve.loop import LoopRunning, Switch, lock_state
-from eaglegate.lab.improve.stages import Stages
+from eaglegate.lab.improve.stages import GatewayClient, Stages
 from eaglegate.observability.captures.files import read_records, write_records
 from eaglegate.observability.captures.record import CapturedChoice, CapturedPrompt, CaptureRecord
 from tests.conftest import ROOT

@@ -13,10 +13,10 @@ import pytest
 
 from eaglegate.lab.measure.bench import BenchPlan, LoadPoint, run
 from eaglegate.lab.measure.bench_command import main, make_parser, make_plan
+from eaglegate.lab.measure.bench_compare import COST_TABLE, make_depth_settings
 from eaglegate.lab.measure.bench_report import make_report
 from eaglegate.lab.measure.counters import parse_counters
 from eaglegate.lab.measure.datasets import load_sessions
-from eaglegate.lab.measure.depths import COST_TABLE, make_depth_settings
 from eaglegate.lab.measure.drafts import CostTable
 from eaglegate.lab.measure.figures import Block, Goal
 from eaglegate.lab.measure.runs import BenchError

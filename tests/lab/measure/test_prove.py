@@ -23,10 +23,9 @@ from eaglegate.engine.types import (
 )
 from eaglegate.lab.prove import checks
 from eaglegate.lab.prove.blank_draft import list_tensors, make_blank_draft
-from eaglegate.lab.prove.lane import ProofAnswer
+from eaglegate.lab.prove.lane import ProofAnswer, Speed, divide
 from eaglegate.lab.prove.report import ProofReport, scrub, scrub_arguments
 from eaglegate.lab.prove.sampling import Candidates, score_samples
-from eaglegate.lab.prove.speed import Speed, divide
 from eaglegate.lab.prove.texts import Kind, compare_texts
 from eaglegate.lab.prove.trial import Evidence, ProofOutcome
 
