@@ -17,14 +17,13 @@ from eaglegate.engine.orphan import die_with_parent
 from eaglegate.server.access.keys import generate_key_entry
 from eaglegate.server.backends.line import CommandLine, read_engine_arguments
 from eaglegate.server.backends.plan import plan_gateway
-from eaglegate.server.cli.command_line import load_backend, read_command_line
+from eaglegate.server.cli.command_line import read_command_line
 from eaglegate.server.cli.console import StartupProgress, find_log_format
-from eaglegate.server.cli.feature_table import exists, find_command, list_commands
+from eaglegate.server.cli.feature_table import exists, find_command, list_commands, load
 from eaglegate.server.errors import ConfigError
 
 LAB = ("eaglegate.lab", "tqdm")
 """The lab, and the packages of its extra."""
-HELP = ("-h", "--help")
 COMMANDS = (
     ("serve [MODEL]", "serve MODEL, or the built-in demo, on an OpenAI-compatible API"),
     ("check [MODEL]", "show what serve would run with these options, and what would stop it"),
@@ -194,25 +193,18 @@ def _with_settings(command: str, argv: list[str]) -> int:
         progress.close()
 
 
-def _check_workers(line: CommandLine) -> int:
-    from eaglegate.server.cli.check import check_workers
-
-    backend = load_backend(line.backend)(line, lambda _: None)
-    answers = asyncio.run(backend.ask_workers())
-    report = check_workers(backend.facts, answers, plan_gateway(line.settings, line.model))
-    print(report.text)
-    return report.status
-
-
 def _check(line: CommandLine) -> int:
-    if line.remote:
-        return _check_workers(line)
     from eaglegate.engine.preflight import make_plan
-    from eaglegate.server.cli.check import check
+    from eaglegate.server.cli.check import check, check_workers
 
-    # A line with a model is checked as it is, so that lines for other machines can be checked.
-    source = read_engine_arguments(line.namespace) if line.demo else line.namespace
-    report = check(make_plan(source, _plan_adapters(line)), plan_gateway(line.settings, source))
+    if line.remote:
+        backend = load(line.backend)(line, lambda _: None)
+        answers = asyncio.run(backend.ask_workers())
+        report = check_workers(backend.facts, answers, plan_gateway(line.settings, line.model))
+    else:
+        # A line with a model is checked as it is, so that lines for other machines can be checked.
+        source = read_engine_arguments(line.namespace) if line.demo else line.namespace
+        report = check(make_plan(source, _plan_adapters(line)), plan_gateway(line.settings, source))
     print(report.text)
     return report.status
 

@@ -6,7 +6,7 @@ import argparse
 import difflib
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -55,20 +55,24 @@ def gather_arguments(
     ``--config`` itself is left out, since vLLM's parser would read the file again. Raises
     ConfigError for an unreadable file and for names that no flag has.
     """
-    path = _find_config_path(argv) or environ.get(ENV_PREFIX + "CONFIG")
-    flags = _list_flags(parser)
+    path, words = _split_config(argv, environ)
+    flags = {
+        option.removeprefix("--").replace("-", "_"): action
+        for option, action in parser._option_string_actions.items()
+        if option.startswith("--")
+    }
     names = _list_names(argv)
     if argv and not argv[0].startswith("-"):
         names.add("model_tag")
     environment = _read_environment(environ, flags)
     arguments = {**(_read_file_arguments(Path(path), flags) if path else {}), **environment}
-    defaults = (words for name, words in arguments.items() if name not in names)
-    return [*chain.from_iterable(defaults), *_drop_config(argv)]
+    defaults = (given for name, given in arguments.items() if name not in names)
+    return [*chain.from_iterable(defaults), *words]
 
 
 def _list_given_names(argv: Sequence[str], environ: Mapping[str, str]) -> set[str]:
     """Return the names of all given settings, before any parser knows which exist."""
-    path = _find_config_path(argv) or environ.get(ENV_PREFIX + "CONFIG")
+    path, _ = _split_config(argv, environ)
     names = {name.replace("-", "_") for name in (_read_file(Path(path)) if path else ())}
     return (
         _list_names(argv)
@@ -85,30 +89,17 @@ def _list_names(argv: Sequence[str]) -> set[str]:
     return flags | {name.removeprefix("no_") for name in flags}
 
 
-def _drop_config(argv: Sequence[str]) -> Iterator[str]:
-    words = iter(argv)
+def _split_config(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str | None, list[str]]:
+    """Return the path of the file, if there is one, and the command line without it."""
+    path, rest, words = None, [], iter(argv)
     for word in words:
         if word == "--config":
-            next(words, None)
-        elif not word.startswith("--config="):
-            yield word
-
-
-def _find_config_path(argv: Sequence[str]) -> str | None:
-    for index, arg in enumerate(argv):
-        if arg == "--config":
-            return argv[index + 1] if index + 1 < len(argv) else None
-        if arg.startswith("--config="):
-            return arg.partition("=")[2]
-    return None
-
-
-def _list_flags(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    return {
-        option.removeprefix("--").replace("-", "_"): action
-        for option, action in parser._option_string_actions.items()
-        if option.startswith("--")
-    }
+            path = next(words, None)
+        elif word.startswith("--config="):
+            path = word.partition("=")[2]
+        else:
+            rest.append(word)
+    return path or environ.get(ENV_PREFIX + "CONFIG"), rest
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -232,11 +223,6 @@ def find_backend(names: Collection[str]) -> tuple[str, str] | None:
     return None
 
 
-def load_backend(place: str) -> Any:
-    """Import a backend class (``eaglegate.server.backends.Backend``)."""
-    return load(place)
-
-
 def read_command_line(
     command: str,
     argv: list[str],
@@ -304,7 +290,7 @@ def _show_help(command: str, extra_settings: type | None) -> NoReturn:
 def _read_without_vllm(
     command: str, argv: list[str], progress: Callable[[str], None], option: str, place: str
 ) -> CommandLine:
-    kind: type[ModelArguments] = load_backend(place).arguments
+    kind: type[ModelArguments] = load(place).arguments
     parser = argparse.ArgumentParser(
         prog=f"eaglegate {command}",
         description="MODEL is a folder or a hub name; its tokenizer and chat template are read.",

@@ -51,7 +51,6 @@ from eaglegate.server.apis.shared.gateway import Controls, Gateway
 from eaglegate.server.app import create_app
 from eaglegate.server.backends import Backend
 from eaglegate.server.backends.line import CommandLine
-from eaglegate.server.cli.command_line import load_backend
 from eaglegate.server.cli.console import (
     StartupProgress,
     describe_clients,
@@ -60,7 +59,7 @@ from eaglegate.server.cli.console import (
     open_log,
 )
 from eaglegate.server.cli.feature import ActiveFeature, Core, build_features
-from eaglegate.server.cli.feature_table import list_routers
+from eaglegate.server.cli.feature_table import list_routers, load
 from eaglegate.server.cli.listener import (
     LAST_WORDS_S,
     Drain,
@@ -125,7 +124,7 @@ class ServeCommand:
             progress(warning)
         if settings.vllm_parser_fallback:
             progress("note: --vllm-parser-fallback has no effect; 0.4.0 will not accept it")
-        make_backend = load_backend(line.backend)
+        make_backend = load(line.backend)
         self._start_s = {"imports": progress.elapsed_s}
         backend: Backend = make_backend(line, progress)
         self._start_s |= backend.start_s

@@ -18,7 +18,8 @@ from eaglegate.server.__main__ import main
 from eaglegate.server.backends import Backend
 from eaglegate.server.backends.line import CommandLine, ModelArguments
 from eaglegate.server.backends.remote import RenderingBackend
-from eaglegate.server.cli.command_line import BACKENDS, load_backend, read_command_line
+from eaglegate.server.cli.command_line import BACKENDS, read_command_line
+from eaglegate.server.cli.feature_table import load
 from eaglegate.server.errors import ConfigError
 from eaglegate.server.flags import setting
 from tests.server.conftest import DEMO
@@ -53,7 +54,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 async def test_a_backend_is_a_class_and_a_row(toy: list[str]) -> None:
     line = read_command_line("serve", toy, lambda _: None)
-    backend: Backend = load_backend(line.backend)(line, lambda _: None)
+    backend: Backend = load(line.backend)(line, lambda _: None)
     engine = backend.create_engine(SupervisionTimeouts(), Mock())
     info = backend.describe(await engine.start())
     async with aclosing(read_steps(engine.generate, REQUEST)) as generated:
