@@ -38,11 +38,8 @@ VLLM_BUILD = ROOT / ".vllm-build"
 TORCH_LOCK = ROOT / "requirements" / "torch.lock"
 TORCHVISION_OPERATORS = ROOT / "requirements" / "torchvision_operators.py"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
-REDRAW_S = 1.0
-"""Time between two updates of the line on a terminal."""
-REPORT_S = 30.0
-"""Time between two lines if the output is not a terminal."""
-REDRAW = "\r\x1b[K"
+REPORT_S = 20.0
+"""Time between two lines about one step."""
 STARTED = time.monotonic()
 
 
@@ -246,9 +243,9 @@ def _pip(
     count: int = 1,
     environ: Mapping[str, str] | None = None,
 ) -> bool:
-    """Run pip, and return True if it succeeds. Its progress is one line, updated on a terminal."""
-    redraws, begun = sys.stdout.isatty(), time.time()
-    _say(what, ends=not redraws)
+    """Run pip, and return True if it succeeds. Prints its progress."""
+    begun = time.time()
+    _say(what)
     command = [str(environment.python), "-m", "pip", "install", "--progress-bar", "off", *arguments]
     with environment.log.open("a") as log:
         log.write(f"\n$ {' '.join(command)}\n")
@@ -258,14 +255,9 @@ def _pip(
         )
         while True:
             try:
-                done = running.wait(REDRAW_S if redraws else REPORT_S) == 0
+                return running.wait(REPORT_S) == 0
             except subprocess.TimeoutExpired:
-                state = f"{what}: {_progress(environment, count, begun)}"
-                _say(state, again=redraws, ends=not redraws)
-            else:
-                if redraws:
-                    _say(what, again=True)
-                return done
+                _say(f"{what}: {_progress(environment, count, begun)}")
 
 
 def _progress(environment: Environment, count: int, begun: float) -> str:
@@ -285,13 +277,8 @@ def _digest(lock: Path) -> str:
     return hashlib.sha256(both + torch).hexdigest()
 
 
-def _say(what: str, *, again: bool = False, ends: bool = True) -> None:
-    """Print a line, or redraw the last with ``again``. A line without ``ends`` can be redrawn."""
-    print(
-        f"{REDRAW if again else ''}[{time.monotonic() - STARTED:6.1f} s] {what}",
-        end="\n" if ends else "",
-        flush=True,
-    )
+def _say(what: str) -> None:
+    print(f"[{time.monotonic() - STARTED:6.1f} s] {what}", flush=True)
 
 
 def _report_failure(environment: Environment) -> int:
