@@ -34,7 +34,7 @@ from eaglegate.engine.events import (
     Usage,
     UsageDelta,
 )
-from eaglegate.server.http.filling import make_filling
+from eaglegate.server.http.padding import make_filling
 from eaglegate.text.events import ContentDelta, ReasoningDelta, ToolCallDelta
 
 BLOCK = 1024

@@ -8,18 +8,23 @@ random letters, which fills the frame up to the next multiple of ``BLOCK`` bytes
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from eaglegate.engine.events import Event
 from eaglegate.server.errors import GatewayError
-from eaglegate.server.http.filling import make_filling
 from eaglegate.server.http.response import StreamEncoder
 
 BLOCK = 512
 MEMBER = b',"obfuscation":"%b"}'
 END = b"\n\n"
+
+
+def make_filling(size: int) -> bytes:
+    """Return random letters, which cannot be compressed."""
+    return secrets.token_urlsafe(size)[:size].encode()
 
 
 def pad_frames(data: bytes) -> bytes:

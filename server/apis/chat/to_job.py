@@ -153,7 +153,13 @@ def list_offered_tools(
     grammars: dict[str, TextGrammar | None] = {}
     for index, tool in enumerate(chat_tools):
         if isinstance(tool, HostedTool):
-            _check_hosted(tool.type, f"tools[{index}]")
+            if tool.type in RUN_BY_CLIENTS:
+                raise InvalidRequest(
+                    f"'tools[{index}]' is of type '{tool.type}', which chat completions do not "
+                    "have. Use /v1/responses, or offer a function.",
+                    param=f"tools[{index}]",
+                    code="unsupported_parameter",
+                )
             tools.ignore_hosted(tool.type, notices)
             continue
         if isinstance(tool, FunctionTool):
@@ -171,16 +177,6 @@ RUN_BY_CLIENTS = (
 """Tool types of the Responses API that the client runs. They are refused, because a client would
 wait for calls that never come.
 """
-
-
-def _check_hosted(kind: str, path: str) -> None:
-    if kind in RUN_BY_CLIENTS:
-        raise InvalidRequest(
-            f"'{path}' is of type '{kind}', which chat completions do not have. Use /v1/responses, "
-            "or offer a function.",
-            param=path,
-            code="unsupported_parameter",
-        )
 
 
 def _read_choice(request: ChatRequest) -> tools.ToolSelection | None:

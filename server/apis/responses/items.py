@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from eaglegate.server.access.notices import Notices
 from eaglegate.server.apis.responses import client_tools
-from eaglegate.server.apis.responses.ids import new_id
 from eaglegate.server.apis.responses.request import (
     InputItem,
     ItemPart,
@@ -46,6 +46,24 @@ TRACES = (
     "web_search_call",
 )
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+    "shell_call": "sh",
+    "shell_call_output": "sho",
+    "local_shell_call": "lsh",
+    "local_shell_call_output": "lsho",
+    "apply_patch_call": "apc",
+    "apply_patch_call_output": "apco",
+}
+
+
+def new_id(kind: str) -> str:
+    return f"{PREFIXES[kind]}_{uuid.uuid4().hex}"
 
 
 def read_input(

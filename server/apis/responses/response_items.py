@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from eaglegate.server.apis.responses.client_tools import write_call
-from eaglegate.server.apis.responses.ids import new_id
+from eaglegate.server.apis.responses.items import new_id
 
 ResponseEvent = dict[str, Any]
 """An API event without its sequence number."""

@@ -23,7 +23,6 @@ from eaglegate.server.apis.shared.fields import (
     TextFormat,
 )
 from eaglegate.server.apis.shared.request import BadJSON, loads
-from eaglegate.server.apis.shared.strict_schema import check_strict
 from eaglegate.server.apis.shared.text_grammars import to_ebnf
 from eaglegate.server.errors import InvalidRequest
 from eaglegate.text.parsing.schemas import modernise, normalise
@@ -105,6 +104,23 @@ def schema_constraint(schema: dict[str, Any] | str, param: str, strict: bool = F
     if strict:
         check_strict(flat_schema, param)
     return Constraint("json_schema", orjson.dumps(flat_schema).decode())
+
+
+def check_strict(schema: Any, param: str) -> None:
+    """Raise InvalidRequest, naming the first keyword that would not be enforced.
+
+    ``strict`` promises that every answer matches. OpenAI also refuses keywords by name.
+    """
+    # Imported with the first strict schema in a request.
+    from eaglegate.text.grammars.enforcement import find_unenforced
+
+    for location, keyword in find_unenforced(schema):
+        raise InvalidRequest(
+            f"Invalid schema in '{param}': '{keyword}' at {location} cannot be enforced, and "
+            "'strict' is true. Remove it, rewrite it, or set 'strict' to false.",
+            param=param,
+            code="invalid_schema",
+        )
 
 
 def check_schema(schema: dict[str, Any], param: str) -> None:

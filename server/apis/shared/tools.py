@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from eaglegate.server.access.notices import Notices
-from eaglegate.server.apis.shared.constraints import check_bounds, check_readable, check_schema
+from eaglegate.server.apis.shared.constraints import (
+    check_bounds,
+    check_readable,
+    check_schema,
+    check_strict,
+)
 from eaglegate.server.apis.shared.fields import CustomFormat
-from eaglegate.server.apis.shared.strict_schema import check_strict
 from eaglegate.server.apis.shared.text_grammars import compile_grammar
 from eaglegate.server.errors import InvalidRequest
 from eaglegate.server.generation.job import Namespaced, ToolPolicy

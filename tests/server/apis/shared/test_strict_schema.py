@@ -13,7 +13,7 @@ from xgrammar.testing import _is_grammar_accept_string
 
 from eaglegate.engine.types import Constraint
 from eaglegate.features.audit.grammars import find_breach
-from eaglegate.server.apis.shared.strict_schema import check_strict
+from eaglegate.server.apis.shared.constraints import check_strict
 from eaglegate.server.errors import InvalidRequest
 from eaglegate.text.grammars.enforcement import FORMATS
 from eaglegate.text.parsing.message import matching
