@@ -109,11 +109,13 @@ def summarize_speculation(telemetry: Telemetry) -> Row:
         kind: {name: summarize_window(window, now) for name, window in telemetry.book.of_kind(kind)}
         for kind in KINDS
     }
-    window = next((w for _, w in telemetry.book.of_kind(ALL)), _make_empty_window(telemetry))
+    settings = telemetry.settings
+    empty_window = SlidingWindow(settings.window_s, settings.baseline_half_life_s)
+    window = next((w for _, w in telemetry.book.of_kind(ALL)), empty_window)
     del slices[ALL]
     return {
         "version": __version__,
-        "window_s": telemetry.settings.window_s,
+        "window_s": settings.window_s,
         "running": telemetry.num_running,
         "tokens_per_s": compute_throughput(telemetry, now),
         "draft": telemetry.draft,
@@ -233,10 +235,6 @@ def _summarize_bucket(age: float, sums: WindowSums, bucket_s: float) -> Row:
         "ttft_s": sums.ttft,
         "failed": sums.failed,
     }
-
-
-def _make_empty_window(telemetry: Telemetry) -> SlidingWindow:
-    return SlidingWindow(telemetry.settings.window_s, telemetry.settings.baseline_half_life_s)
 
 
 def show_json(body: Any, status: int = 200) -> Response:

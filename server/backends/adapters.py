@@ -32,18 +32,14 @@ def read_adapters(
 def _read_adapter(item: str) -> tuple[str, str]:
     """Parse ``name=path``, or a JSON object with both."""
     if item.startswith("{"):
-        return _read_adapter_object(item)
+        try:
+            entry = orjson.loads(item)
+            return str(entry["name"]), str(entry["path"])
+        except (orjson.JSONDecodeError, KeyError) as error:
+            raise ConfigError(
+                f"--lora-modules takes name=path or a JSON object with name and path: {error}"
+            ) from None
     name, equals, path = item.partition("=")
     if not (name and equals and path):
         raise ConfigError(f"--lora-modules takes name=path or a JSON object; given {item[:80]}")
     return name, path
-
-
-def _read_adapter_object(item: str) -> tuple[str, str]:
-    try:
-        entry = orjson.loads(item)
-        return str(entry["name"]), str(entry["path"])
-    except (orjson.JSONDecodeError, KeyError) as error:
-        raise ConfigError(
-            f"--lora-modules takes name=path or a JSON object with name and path: {error}"
-        ) from None

@@ -17,10 +17,10 @@ NONE = "–"
 MAX_ROWS = 10
 """Rows shown of each table."""
 LISTS = {
-    "slowest": "slowest",
-    "recent": "newest",
-    "worst_accepted": "worst accepted",
-    "failed": "failed",
+    "slowest": "requests, slowest first",
+    "recent": "requests, newest first",
+    "worst_accepted": "requests, worst accepted first",
+    "failed": "requests that failed or were refused",
 }
 """Lists in ``GET /debug/requests`` and their titles."""
 
@@ -51,15 +51,6 @@ class State:
     name: str
     text: str
     is_bad: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of text under columns."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
 
 
 def format_number(value: float | None, digits: int = 2) -> str:
@@ -135,15 +126,6 @@ def _describe_drift(length: float | None, drift: str) -> str:
     return "no baseline yet" if drift == NONE else f"{drift} vs baseline"
 
 
-def describe_engines(reading: GatewayReading) -> str:
-    """Describe the served models and their engines."""
-    rows = {
-        f"{engine['model']}: {engine['summary']}"
-        for engine in reading.speculation["engines"].values()
-    }
-    return make_line_harmless("; ".join(sorted(rows)))
-
-
 def list_states(reading: GatewayReading, baseline: GatewayReading | None = None) -> list[State]:
     """Return one line per component. Changes are relative to ``baseline``, an older reading."""
     report = reading.speculation
@@ -206,7 +188,8 @@ def _describe_worker(worker: Row) -> tuple[str, bool]:
     return "; ".join(word for word in words if word), worker["state"] != "serving"
 
 
-SLICE_COLUMNS: Mapping[str, Callable[[Row], str]] = {
+Columns = Mapping[str, Callable[[Row], str]]
+SLICE_COLUMNS: Columns = {
     "requests": lambda row: format_count(row["requests"]),
     "tokens": lambda row: format_count(row["tokens"]),
     "acceptance": lambda row: format_number(row["acceptance_length"]),
@@ -218,19 +201,18 @@ SLICE_COLUMNS: Mapping[str, Callable[[Row], str]] = {
 }
 
 
-def list_slices(reading: GatewayReading, kind: str) -> Table:
-    """Return the slices of one kind that had traffic, the largest first."""
-    slices = reading.speculation["slices"].get(kind, {})
-    rows = [(name, row) for name, row in slices.items() if row["requests"] or row["tokens"]]
-    rows.sort(key=lambda item: -item[1]["tokens"])
-    return _make_table(
-        f"slices by {kind}, last {reading.speculation['window_s'] / 60:.0f} minutes",
-        [kind, *SLICE_COLUMNS],
-        [[name or NONE, *(read(row) for read in SLICE_COLUMNS.values())] for name, row in rows],
-    )
+def _format_slices(reading: GatewayReading, kind: str) -> Iterator[str]:
+    """Yield the slices of one kind that had traffic, the largest first."""
+    slices = reading.speculation["slices"][kind]
+    rows = [
+        row | {"name": name} for name, row in slices.items() if row["requests"] or row["tokens"]
+    ]
+    rows.sort(key=lambda row: -row["tokens"])
+    title = f"slices by {kind}, last {reading.speculation['window_s'] / 60:.0f} minutes"
+    return _format_table(title, {kind: lambda row: row["name"] or NONE, **SLICE_COLUMNS}, rows)
 
 
-REQUEST_COLUMNS: Mapping[str, Callable[[Row], str]] = {
+REQUEST_COLUMNS: Columns = {
     "time": lambda row: f"{datetime.fromisoformat(row['at']).astimezone():%H:%M:%S}",
     "wall": lambda row: format_time(row["wall_ms"] / 1000),
     "TTFT": lambda row: format_time(None if row.get("ttft_ms") is None else row["ttft_ms"] / 1000),
@@ -245,25 +227,11 @@ REQUEST_COLUMNS: Mapping[str, Callable[[Row], str]] = {
 }
 
 
-def list_requests(reading: GatewayReading, name: str) -> Table:
-    """Return one list of the requests that the gateway can explain."""
-    rows = reading.requests.get(name, ())
-    return _make_table(
-        f"requests, {LISTS[name]} first"
-        if name != "failed"
-        else "requests that failed or were refused",
-        list(REQUEST_COLUMNS),
-        [[str(read(row)) for read in REQUEST_COLUMNS.values()] for row in rows],
-    )
-
-
-def _make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    return Table(title, columns, [[*map(make_line_harmless, row)] for row in rows])
-
-
 def format_plain(reading: GatewayReading, baseline: GatewayReading | None = None) -> Iterator[str]:
     """Yield everything as plain lines."""
-    yield f"eaglegate {reading.speculation['version']}  {describe_engines(reading)}"
+    engines = reading.speculation["engines"].values()
+    models = sorted({f"{engine['model']}: {engine['summary']}" for engine in engines})
+    yield f"eaglegate {reading.speculation['version']}  {make_line_harmless('; '.join(models))}"
     yield ""
     for figure in list_figures(reading):
         yield f"{figure.name:20} {figure.value:>12}  {figure.note}".rstrip()
@@ -271,17 +239,19 @@ def format_plain(reading: GatewayReading, baseline: GatewayReading | None = None
     for state in list_states(reading, baseline):
         yield f"{state.name:10} {'! ' * state.is_bad}{state.text}"
     for kind in sorted(reading.speculation["slices"], key=lambda kind: kind != "workload"):
-        yield from _format_table(list_slices(reading, kind))
-    for name in LISTS:
-        yield from _format_table(list_requests(reading, name))
+        yield from _format_slices(reading, kind)
+    for name, title in LISTS.items():
+        yield from _format_table(title, REQUEST_COLUMNS, reading.requests.get(name, ()))
 
 
-def _format_table(table: Table) -> Iterator[str]:
-    if not table.rows:
+def _format_table(title: str, columns: Columns, rows: Sequence[Row]) -> Iterator[str]:
+    """Yield rows of text under columns, if there are rows."""
+    if not rows:
         return
     yield ""
-    yield table.title
-    lines = [table.columns, *table.rows[:MAX_ROWS]]
+    yield title
+    texts = [[make_line_harmless(str(read(row))) for read in columns.values()] for row in rows]
+    lines = [[*columns], *texts[:MAX_ROWS]]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
