@@ -19,7 +19,7 @@ LINES = {
     "lab": 14_780,
     "src": 100,
     "tests": 72_180,
-    "scripts": 2_060,
+    "scripts": 2_050,
     "deploy": 1_150,
     "docs": 200,
     ".ci": 100,
