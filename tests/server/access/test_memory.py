@@ -103,16 +103,6 @@ def test_far_from_the_bound_memory_is_looked_at_seldom(level, seconds):
     assert watch.next_look_s() == pytest.approx(seconds, abs=0.001)
 
 
-def test_changes_are_logged_once(lab, tank, caplog):
-    for level in (9.1, 9.2, 8.0, 8.0):
-        fill(lab, tank, level)
-    said = [record.message for record in caplog.records]
-    assert said == [
-        "load shedding started: 9.10 of 10.00 GiB used; new requests get 503",
-        "load shedding ended: 8.00 of 10.00 GiB used",
-    ]
-
-
 GROW = """
 import sys
 from multiprocessing import get_context

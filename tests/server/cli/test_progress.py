@@ -9,11 +9,9 @@ import threading
 import pytest
 
 from eaglegate.engine.errors import EngineStartError
-from eaglegate.engine.types import EngineInfo, SpeculationInfo
 from eaglegate.engine.vllm_backend.child_log import ChildLog
 from eaglegate.server.cli.console import (
     StartupProgress,
-    format_banner,
 )
 
 
@@ -67,9 +65,3 @@ def test_an_engine_that_did_not_start_leaves_its_log_in_a_file(
     StartupProgress(page).fail(EngineStartError("--port is taken"))
     assert page.getvalue().endswith("eaglegate: --port is taken\n")
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_the_banners_command_has_the_header_of_a_key_where_one_is_required(lab):
-    info = EngineInfo("demo", 4096, 2048, SpeculationInfo("off", 0))
-    text = format_banner("http://h", "http://h", "demo", info, lab.path().parsers, 1.0, "", True)
-    assert " -H 'authorization: Bearer KEY' \\\n" in text

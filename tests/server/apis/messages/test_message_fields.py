@@ -86,12 +86,6 @@ async def test_edits_that_clear_are_named_where_they_would_change_the_prompt(lab
     assert (answer.status, answer.headers.get(IGNORED)) == (200, ignored)
 
 
-async def test_counting_counts_what_was_sent(lab):
-    counted = {"compaction": {"type": "summarize"}, "max_tokens": None}
-    answer = await ask(lab, url="/v1/messages/count_tokens", **counted)
-    assert answer.status == 200
-
-
 @pytest.mark.parametrize("field", ["output_format", "output_config"])
 async def test_a_format_is_enforced_under_both_names(lab, field):
     lab.says('{"city": "Oslo"}')

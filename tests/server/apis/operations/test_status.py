@@ -17,12 +17,6 @@ async def test_models(lab):
     assert one["input_modalities"] == ["text"]
 
 
-async def test_an_unknown_model_is_named(lab):
-    answer = await lab.get("/v1/models/gpt-9")
-    assert answer.status == 404
-    assert "gpt-9" in answer.json["error"]["message"]
-
-
 async def test_ready_follows_the_engine(lab):
     answer = await lab.get("/ready")
     assert answer.status == 200

@@ -125,16 +125,3 @@ async def test_responses_have_items_of_their_own(lab):
     assert set(done) == {"type", "item_id", "output_index", "input", "sequence_number"}
     assert done["input"] == TEXT
     assert plain(events[-1]["response"]) == plain(whole)
-
-
-@pytest.mark.parametrize(
-    ("tool", "param"),
-    [
-        ({"type": "custom"}, "tools[0].custom"),
-        ({"type": "custom", "custom": {}}, "tools[0].custom.name"),
-        ({"type": "function", "function": {}}, "tools[0].function.name"),
-    ],
-)
-async def test_errors_name_the_place(lab, tool, param):
-    answer = await lab.chat(tools=[tool])
-    assert (answer.status, answer.json["error"]["param"]) == (400, param)
