@@ -137,33 +137,3 @@ def llama_70b(where: Path) -> Path:
     tensors["model.embed_tokens.weight"] = ("BF16", (128256, 8192))
     tensors["lm_head.weight"] = ("BF16", (128256, 8192))
     return write_model(where, config, tensors)
-
-
-def llama_70b_draft(where: Path) -> Path:
-    """An EAGLE 3 draft for it: narrower than the target, 32,000 of 128,256 tokens."""
-    hidden, small, full = 6144, 32000, 128256
-    config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden,
-        "target_hidden_size": 8192, "intermediate_size": 16384, "num_hidden_layers": 1,
-        "num_attention_heads": 48, "num_key_value_heads": 8, "vocab_size": full,
-        "draft_vocab_size": small, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
-        "torch_dtype": "float16",
-    }  # fmt: skip
-    names = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
-    tensors = norms(*(f"midlayer.{name}" for name in names), "norm", size=hidden)
-    values = {name: filled(hidden) for name in tensors}
-    matrices = {
-        "fc": (hidden, 3 * 8192), "embed_tokens": (full, hidden), "lm_head": (small, hidden),
-        "midlayer.self_attn.q_proj": (48 * 128, 2 * hidden),
-        "midlayer.self_attn.k_proj": (8 * 128, 2 * hidden),
-        "midlayer.self_attn.v_proj": (8 * 128, 2 * hidden),
-        "midlayer.self_attn.o_proj": (hidden, 48 * 128),
-        "midlayer.mlp.gate_proj": (16384, hidden), "midlayer.mlp.up_proj": (16384, hidden),
-        "midlayer.mlp.down_proj": (hidden, 16384),
-    }  # fmt: skip
-    tensors |= {f"{name}.weight": ("F16", shape) for name, shape in matrices.items()}
-    tensors |= {"d2t": ("I64", (small,)), "t2d": ("BOOL", (full,))}
-    ids = np.array([one for one in range(full) if one % 4 != 3][:small])
-    values["d2t"] = (ids - np.arange(small)).astype(np.int64).tobytes()
-    values["t2d"] = np.isin(np.arange(full), ids).tobytes()
-    return write_model(where, config, tensors, **values)

@@ -14,7 +14,7 @@ from eaglegate.engine.gpus import GpuDevice
 from eaglegate.engine.machine import GIB, Machine
 from eaglegate.engine.preflight import EnginePlan, make_plan, preflight
 from eaglegate.engine.preflight.context import overlay_config
-from tests.engine.stand_ins import kimi, kimi_draft, llama_70b, llama_70b_draft
+from tests.engine.stand_ins import kimi, kimi_draft
 
 DEMO = Path(__file__).parents[2] / "engine" / "demo"
 LAPTOP = Machine("cpu", cores=2, free_memory=16 * GIB)
@@ -119,24 +119,6 @@ def test_kimi_on_four_gpus(tmp_path: Path):
         "1 layer, draft vocabulary 163840 of 163840; K=3"
     )  # fmt: skip
     assert found.facts["quantisation"] == "modelopt NVFP4"
-
-
-def test_llama_70b_with_a_narrow_draft(tmp_path: Path):
-    plan = EnginePlan(
-        model=str(llama_70b(tmp_path / "target")),
-        tensor_parallel_size=4,
-        speculative_config={
-            "model": str(llama_70b_draft(tmp_path / "draft")),
-            "method": "eagle3",
-            "num_speculative_tokens": 3,
-            "draft_tensor_parallel_size": 1,
-        },
-    )
-    found = preflight(plan, SERVER, offline)
-    assert found.obstacles == ()
-    assert found.draft is not None and found.draft.ok
-    assert "draft vocabulary 32000 of 128256" in found.draft.summary
-    assert [one.rule for one in found.draft.warnings] == ["positions"]
 
 
 @pytest.mark.parametrize("name", ["s3://bucket/model", "org/model-GGUF:Q4_K_M"])

@@ -184,13 +184,6 @@ def weighty_norms(draft: Folder) -> None:
     draft.tensors["fc.weight"] = bf16(fc)
 
 
-def mirrored(draft: Folder) -> None:
-    """The same EAGLE 3 draft with every other channel of its last norm turned round."""
-    signs = np.resize(np.array([1, -1], np.float32), width(draft))
-    for name in ("norm.weight", "lm_head.weight"):
-        draft.tensors[name] = bf16(floats(draft.tensors[name]) * signs)
-
-
 def before_fc(place: str) -> Change:
     """The norm_before_fc variant, its weights far from one; the flag at a place, or nowhere."""
 
@@ -235,10 +228,6 @@ def loud_norm(draft: Folder) -> None:
         values = floats(draft.tensors[weight]).copy()
         values[:, width(draft) :] /= 64
         draft.tensors[weight] = bf16(values)
-
-
-def without_last_norm(draft: Folder) -> None:
-    del draft.tensors["norm.weight"]
 
 
 def shuffled_head(draft: Folder) -> None:

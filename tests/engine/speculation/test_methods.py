@@ -46,13 +46,6 @@ def test_methods(speculation, name, first, second):
     assert method.on(Runner.SECOND) is second
 
 
-def test_every_summary_says_what_a_step_does():
-    for method in METHODS.values():
-        assert method.is_known and method.summary
-    assert "second model runner" in METHODS["draft_model"].summary
-    assert "second model runner" not in METHODS["eagle3"].summary
-
-
 def test_a_method_that_is_not_known_stays_at_k():
     method = find_method({"method": "oracle"})
     assert not method.is_known
