@@ -8,9 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +20,6 @@ from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.worker import gpu_model_runner
-from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from eaglegate.engine.vllm_backend.patches import bias_and_min_p, seeds
@@ -53,9 +50,6 @@ INJECTED = "INJECTED_FAULT"
 """Environment variable of a served gateway's engine: the fault to start with."""
 ON: set[str] = {os.environ[INJECTED]} if INJECTED in os.environ else set()
 """Faults that are switched on in this process."""
-SLOW_DRAFTS = "SLOW_DRAFTS"
-"""Environment variable with the name of a file. While it exists, each draft takes longer."""
-SLOW_S = 0.3
 STALE: list[float] = []
 """The temperature of the request before."""
 FREED: set[str] = set()
@@ -103,8 +97,6 @@ def propose(original: Callable[..., Any], drafter: Any, *args: Any, **kwargs: An
     deep_steps = sum(most > 1 for most in MOST_DRAFTS)
     if DIES_DRAFTING in ON and MOST_DRAFTS[-1] > 1 and deep_steps >= DEEP_STEPS_TO_DEATH:
         os.abort()
-    if SLOW_DRAFTS in os.environ and Path(os.environ[SLOW_DRAFTS]).exists():
-        time.sleep(SLOW_S)
     return original(drafter, *args, **kwargs)
 
 
@@ -217,7 +209,6 @@ def get_depth(original: Callable[..., int], scheduler: Any, request: Request) ->
 
 
 wrap(GPUModelRunner, "execute_model", execute_model)
-wrap(SecondRunner, "execute_model", execute_model)
 wrap(SpecDecodeBaseProposer, "propose", propose)
 wrap(DepthSchedulerBase, "update_from_output", update_from_output)
 wrap(DepthSchedulerBase, "get_depth", get_depth)

@@ -183,14 +183,11 @@ GREEDY = ask_with(temperature=0.0, min_tokens=0)
 SAMPLED = ask_with(temperature=0.5)
 FAULTS: list[tuple[str, Ask]] = [
     (faulty.ACCEPTS_ALL, GREEDY),
-    (faulty.ACCEPTS_ALL, ask_seeded),
     (faulty.ACCEPTS_ALL, SAMPLED),
-    (faulty.ACCEPTS_WITHIN_A_WINDOW, GREEDY),
     (faulty.ACCEPTS_WITHIN_A_WINDOW, ask_seeded),
     (faulty.ACCEPTS_TOO_MANY, GREEDY),
     (faulty.REDRAWS_FROM_ALL, ask_seeded),
     (faulty.REPEATS_THE_LAST_ROW, GREEDY),
-    (faulty.IGNORES_TEMPERATURE, ask_seeded),
     (faulty.IGNORES_TEMPERATURE, SAMPLED),
     (faulty.KEEPS_STALE_TEMPERATURES, ask_seeded),
     (faulty.IGNORES_SEED, ask_seeded),

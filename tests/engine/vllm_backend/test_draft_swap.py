@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eaglegate.engine.errors import DraftRefused, EngineFailed
+from eaglegate.engine.errors import EngineFailed
 from eaglegate.engine.speculation.drafts.files import DraftPlan, DraftStore
 from eaglegate.engine.speculation.drafts.swap import DraftManager
 from eaglegate.engine.totals import Totals
@@ -17,7 +17,7 @@ from eaglegate.engine.vllm_backend.arguments import DEMO, DEMO_SPECULATION
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.features.canary.arms import ArmsNow, ArmSums, Collapsed, CollapseLimits
 from eaglegate.features.canary.drafts import DraftChange
-from tests.engine.draft_copies import EAGLE3, EAGLE31, change_weights, make_noise, perturb
+from tests.engine.draft_copies import EAGLE31, change_weights, make_noise
 from tests.engine.drive import Outcome, make_greedy, run_all
 from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER
 
@@ -107,7 +107,6 @@ class SlotTotals:
         return self._totals.get(draft, Totals())
 
 
-@pytest.mark.gpu_path
 async def test_a_canary_slot_leaves_texts_alone_and_sees_a_bad_draft(
     engine: VllmEngine, prompts: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
@@ -151,20 +150,3 @@ async def test_a_draft_that_fails_to_load_leaves_the_running_one(
     after = await run_prompts(engine, prompts, "still")
     assert texts(after) == texts(before)
     assert acceptance(after) == pytest.approx(acceptance(before), rel=0.01)
-
-
-async def test_a_draft_of_the_other_method_is_refused(engine: VllmEngine) -> None:
-    with pytest.raises(DraftRefused, match="eagle3, the running draft is"):
-        await manage(engine).swap(str(EAGLE3))
-
-
-async def test_a_near_draft_keeps_most_of_the_acceptance(
-    engine: VllmEngine, prompts: list[tuple[int, ...]], tmp_path: Path
-) -> None:
-    manager = manage(engine)
-    before = await run_prompts(engine, prompts, "demo")
-    await manager.swap(str(perturb(tmp_path / "near")))
-    near = await run_prompts(engine, prompts, "near")
-    await manager.rollback()
-    assert texts(near) == texts(before)
-    assert acceptance(near) == pytest.approx(acceptance(before), rel=0.25)

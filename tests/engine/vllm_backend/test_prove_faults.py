@@ -1,7 +1,7 @@
 """``eaglegate prove`` is red, in the right line, for faults in a real engine.
 
-One engine serves all tests; each fault is switched on, judged, and switched off again. On the
-second runner `make prove-gpu-path` shows that the slow checks pass without a fault.
+One engine serves all tests; each fault is switched on, judged, and switched off again. `make
+prove-gpu-path` shows that the second runner passes all checks.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from eaglegate.lab.prove import checks
 from eaglegate.lab.prove.trial import (
     OPENINGS,
     QUICK,
-    Evidence,
     ProofOutcome,
     Trial,
     record_reference,
 )
 from tests.engine.draft_copies import make_noise
 from tests.engine.drive import inject, speculation
-from tests.engine.vllm_backend.conftest import SECOND_RUNNER, SMALL, run_engine
+from tests.engine.vllm_backend.conftest import SMALL, run_engine
 from tests.engine.vllm_backend.faulty import (
     ACCEPTS_TOO_MANY,
     DRAFTS_TOO_MANY,
@@ -110,41 +109,23 @@ async def trial(
 CHECKS = {check.name: check.run for check in checks.CHECKS if not check.measures_speed}
 
 
-FAST = ("acceptance", "depth per request", "accounts", "execution")
-"""Checks that the second runner, too, passes in seconds."""
-SOUND = [
-    pytest.param(name, marks=pytest.mark.gpu_path if name in FAST else ())
-    for name in CHECKS
-    if name != "continuation"
-]
-
-
-@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize("name", [name for name in CHECKS if name != "continuation"])
 async def test_without_a_fault_all_pass(trial: Trial, name: str) -> None:
     found = await CHECKS[name](trial)
     assert found.outcome is ProofOutcome.PASSED, found.evidence
 
 
-@pytest.mark.gpu_path
 async def test_the_engine_is_compiled_as_asked(trial: Trial) -> None:
     found = await CHECKS["execution"](trial)
     assert "compiled (DYNAMO_TRACE_ONCE)" in found.evidence
 
 
-async def check_text(trial: Trial) -> Evidence:
-    """Left out on the second runner, where it takes a minute."""
-    if SECOND_RUNNER:
-        return Evidence(ProofOutcome.PASSED, "left out")
-    return await CHECKS["greedy text"](trial)
-
-
-@pytest.mark.gpu_path
 async def test_a_draft_of_noise(trial: Trial, tmp_path: Path) -> None:
     noise = make_noise(tmp_path / "noise")
     await trial.lane.exchange_draft(noise)
     try:
         found = await CHECKS["acceptance"](trial)
-        text = await check_text(trial)
+        text = await CHECKS["greedy text"](trial)
     finally:
         await trial.lane.engine.swap_draft(  # type: ignore[attr-defined]
             str(trial.lane.draft_folder), str(noise)
@@ -153,25 +134,22 @@ async def test_a_draft_of_noise(trial: Trial, tmp_path: Path) -> None:
     assert text.outcome is ProofOutcome.PASSED, text.evidence
 
 
-@pytest.mark.gpu_path
 async def test_a_sampler_that_ignores_the_temperature(trial: Trial) -> None:
     async with inject(trial.lane.engine, IGNORES_TEMPERATURE):
         found = await CHECKS["sampled text"](trial)
-        text = await check_text(trial)
+        text = await CHECKS["greedy text"](trial)
     assert found.outcome is ProofOutcome.FAILED, found.evidence
     assert text.outcome is ProofOutcome.PASSED, text.evidence
 
 
-@pytest.mark.gpu_path
 async def test_a_scheduler_that_drafts_one_too_many(trial: Trial) -> None:
     async with inject(trial.lane.engine, DRAFTS_TOO_MANY):
         found = await CHECKS["depth per request"](trial)
-        text = await check_text(trial)
+        text = await CHECKS["greedy text"](trial)
     assert found.outcome is ProofOutcome.FAILED, found.evidence
     assert text.outcome is ProofOutcome.PASSED, text.evidence
 
 
-@pytest.mark.gpu_path
 async def test_an_engine_that_falls_back_to_eager(trial: Trial) -> None:
     async with inject(trial.lane.engine, FALLS_BACK):
         found = await CHECKS["execution"](trial)
@@ -180,7 +158,6 @@ async def test_an_engine_that_falls_back_to_eager(trial: Trial) -> None:
     assert (await CHECKS["execution"](trial)).outcome is ProofOutcome.PASSED
 
 
-@pytest.mark.gpu_path
 async def test_a_scheduler_that_accepts_one_draft_too_many(trial: Trial) -> None:
     """The last test: what it leaves in the caches is wrong."""
     async with inject(trial.lane.engine, ACCEPTS_TOO_MANY):

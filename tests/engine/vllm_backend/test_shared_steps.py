@@ -16,13 +16,13 @@ from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.engine.vllm_backend.engine import VllmEngine
 from tests.engine.drive import Outcome, make_greedy, run, run_all
-from tests.engine.vllm_backend.conftest import FEW, MOST, SECOND_RUNNER
+from tests.engine.vllm_backend.conftest import FEW, MOST
 
 pytestmark = [pytest.mark.alone, pytest.mark.asyncio(loop_scope="session")]
 """Rations follow from times of steps, which are wrong beside other engines."""
 
-TOKENS = 24 if SECOND_RUNNER else 40
-LONG = 48 if SECOND_RUNNER else 120
+TOKENS = 40
+LONG = 120
 """Tokens of answers of the latency class."""
 CLASSES: tuple[dict[str, object], ...] = (
     {"tenant": "reports"},
@@ -47,9 +47,8 @@ def others(prompts: Prompts) -> list[EngineRequest]:
 def firsts(prompts: Prompts) -> list[EngineRequest]:
     """Two requests of a latency class, one greedy and one seeded."""
     hot = Sampling(max_tokens=LONG, temperature=1.2, top_p=0.95, seed=3, ignore_eos=True)
-    made = [make_greedy("fast-g", prompts[1], LONG, ignore_eos=True)]
-    if not SECOND_RUNNER:
-        made.append(EngineRequest("fast-s", prompts[2], hot))
+    greedy = make_greedy("fast-g", prompts[1], LONG, ignore_eos=True)
+    made = greedy, EngineRequest("fast-s", prompts[2], hot)
     return [replace(one, tenant="chat", latency_ms=0.0) for one in made]
 
 
@@ -91,8 +90,7 @@ def mean_depth(outcomes: list[Outcome]) -> float:
     return add_up(outcomes).mean_depth or 0.0
 
 
-@pytest.mark.gpu_path
-@pytest.mark.parametrize("mode", ["off"] if SECOND_RUNNER else ["off", "auto"])
+@pytest.mark.parametrize("mode", ["off", "auto"])
 async def test_rations_hold_and_no_text_depends_on_them(
     engine: VllmEngine,
     firsts: list[EngineRequest],
