@@ -28,6 +28,15 @@ STORED = (
     "tests/server/apis/responses/test_conversations.py",
     "tests/server/apis/responses/test_item_references.py",
 )
+PLANS = tuple(
+    f"tests/engine/speculation/test_serving_aims.py::{test}"
+    for test in (
+        "test_requests_of_several_kinds_are_served_faster_than_at_any_fixed_depth",
+        "test_changes_of_traffic_are_found_within_thirty_steps",
+        "test_planner_reaches_the_best_fixed_depth[changes on two cores]",
+    )
+)
+"""Whole runs of the planner, the quickest of each kind."""
 RECOVERY = (
     "tests/engine/supervision/test_supervisor.py",
     "tests/engine/supervision/test_blame.py",
@@ -123,11 +132,13 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "engine/speculation/planner/planner.py": (
         "tests/engine/speculation/test_planner.py",
         "tests/engine/speculation/test_probes.py",
+        *PLANS,
     ),
     "engine/speculation/planner/probes.py": (
         "tests/engine/speculation/test_probes.py",
         "tests/engine/speculation/test_recovery.py",
         "tests/engine/speculation/test_planner.py",
+        *PLANS,
     ),
     "text/media/decoder_pool.py": ("tests/text/media/test_hostile_images.py",),
     "text/media/fetch.py": ("tests/text/media/test_fetch.py",),
