@@ -74,13 +74,6 @@ def test_every_page_has_one_place_in_the_navigation():
     assert sorted(listed) == sorted([*PAGES, *site_hooks.ORIGINS])
 
 
-def test_results_and_proposals_are_one_level_down():
-    _, _, results = NAV.partition("\n  - Results:\n")
-    above = NAV.removesuffix(results)
-    assert not re.findall(r"^ {6}- .*\.md$", results, re.MULTILINE)
-    assert not re.findall(r"\S*-results\.md|upstream/\S+", above)
-
-
 def test_every_page_from_outside_is_there():
     assert all((ROOT / path).exists() for path in site_hooks.OUTSIDE)
 

@@ -193,18 +193,6 @@ async def test_an_engine_that_is_lost_ends_the_candidate_at_once(machine: Machin
     assert found.reason == "an engine was lost while the candidate served"
 
 
-async def test_an_engine_that_was_lost_under_the_control_does_not_count(machine: Machine) -> None:
-    def interrupt() -> None:
-        trial = machine.policy.trial
-        if not machine.losses and trial and trial.draw("any") is Arm.CONTROL:
-            machine.losses.append(create_loss(LossCause.DIED, "it died", 1.0, None))
-
-    machine.interrupt = interrupt
-    found = await machine.run(SpeculationRules(depth=1))
-    assert machine.losses
-    assert found.verdict is CanaryVerdict.PROMOTE
-
-
 async def test_rules_that_an_operator_changes_end_it(machine: Machine) -> None:
     def interrupt() -> None:
         if machine.requests == 30:
@@ -250,15 +238,6 @@ async def test_a_request_counts_for_the_slot_that_served_all_of_it(machine: Mach
     assert canary.change.find_arm(record) is None, "it began in the slot before"
     waited = SimpleNamespace(facts=replace(record.facts, admitted=time.perf_counter()))
     assert canary.change.find_arm(waited) is None, "it got its rules in the slot before"  # type: ignore[arg-type]
-    await canary.change.leave()
-
-
-async def test_a_session_stays_on_its_side(machine: Machine) -> None:
-    canary = machine.make_canary(SpeculationRules(depth=1), 0.3)
-    await canary.start()
-    sides = [[(await machine.ask(f"s-{at}")).depth for _ in range(3)] for at in range(60)]
-    assert all(len(set(depths)) == 1 for depths in sides)
-    assert 6 <= sum(depths[0] == 1 for depths in sides) <= 30
     await canary.change.leave()
 
 
@@ -385,12 +364,6 @@ async def test_invalid_canaries_are_refused_with_their_parameter(
     answer = await machine.lab.call("POST", "/admin/canary", body)
     assert (answer.status, answer.json["error"]["param"]) == (400, param)
     assert machine.policy.trial is None
-
-
-async def test_a_draft_needs_a_draft(machine: Machine) -> None:
-    give_controls(machine)
-    answer = await machine.lab.call("POST", "/admin/canary", {"path": "x"})
-    assert (answer.status, answer.json["error"]["code"]) == (409, "no_draft")
 
 
 def test_the_command_starts_it(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:

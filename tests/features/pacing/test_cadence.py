@@ -356,13 +356,6 @@ def test_ticks_end_at_powers_of_two() -> None:
 # Background responses.
 
 
-async def finish_background(lab: Lab, **fields: Any) -> str:
-    body = {"model": "demo", "input": "Hi", "background": True, **fields}
-    made = await lab.post("/v1/responses", body)
-    await asyncio.wait({run.task for run in lab.runs._runs.values()})
-    return f"/v1/responses/{made.json['id']}?stream=true"
-
-
 async def test_a_background_stream_is_paced_when_it_is_followed(paced):
     says_slowly(paced)
     body = {"model": "demo", "input": "Hi", "background": True, "stream": True}
@@ -374,22 +367,6 @@ async def test_a_background_stream_is_paced_when_it_is_followed(paced):
     again = await paced.get(f"/v1/responses/{made}?stream=true&starting_after=3")
     assert {len(block) % BLOCK for block in again.sends} == {0}
     assert read_frames(again.body) == read_frames(answer.body)[4:]
-
-
-async def test_background_streams_are_obfuscated_where_they_are_asked_to_be(lab):
-    lab.says(TEXT)
-    asked = {"stream": True, "stream_options": {"include_obfuscation": True}}
-    answer = await lab.post(
-        "/v1/responses", {"model": "demo", "input": "Hi", "background": True, **asked}
-    )
-    assert all("obfuscation" in row for row in read_frames(answer.body))
-    path = await finish_background(lab)
-    plain = await lab.get(path)
-    padded = await lab.get(path + "&include_obfuscation=true")
-    assert b"obfuscation" not in plain.body
-    rows = read_frames(padded.body)
-    assert all(row.pop("obfuscation") for row in rows)
-    assert rows == read_frames(plain.body)
 
 
 async def test_a_replay_that_is_not_read_is_cut_off():
