@@ -133,13 +133,10 @@ class Forked:
 class Limits(NamedTuple):
     """Limits of a gateway and its engine; zero for none."""
 
-    cores: int = 0
     files: int = 0
 
     def apply(self) -> None:
         """Limit this process and those that it will start."""
-        if self.cores:
-            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: self.cores])
         if self.files:
             resource.setrlimit(resource.RLIMIT_NOFILE, (self.files, self.files))
 

@@ -6,14 +6,11 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
-from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from anthropic import Anthropic
-from openai import BadRequestError, OpenAI
+from openai import OpenAI
 
 from tests.conftest import ADMIN, RunningGateway, serving
 from tests.faults.engine_process import kill
@@ -46,11 +43,6 @@ def gateway(
 @pytest.fixture(scope="module")
 def openai(gateway: RunningGateway) -> OpenAI:
     return OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
-
-
-@pytest.fixture(scope="module")
-def anthropic(gateway: RunningGateway) -> Anthropic:
-    return Anthropic(base_url=gateway.url, api_key="none", max_retries=0)
 
 
 def draw(seed: int = 1, width: int = 224, height: int = 112) -> bytes:
@@ -91,78 +83,6 @@ def test_a_chat_about_a_picture(gateway, openai):
     page = httpx.get(f"{gateway.operator}/debug/speculation").json()
     assert page["slices"]["input"]["images"]["requests"] == 3
     assert gateway.metric("eaglegate_input_accepted_tokens_total", input="images") > 0
-
-
-def test_a_message_with_a_file(anthropic, openai, tmp_path: Path):
-    """The SDK encodes files itself."""
-    file = tmp_path / "picture.png"
-    file.write_bytes(draw())
-    for data in (file, BytesIO(draw())):
-        source = {"type": "base64", "media_type": "image/png", "data": data}
-        content = [{"type": "text", "text": QUESTION}, {"type": "image", "source": source}]
-        message = anthropic.messages.create(
-            model="vision-demo",
-            max_tokens=40,
-            messages=[{"role": "user", "content": content}],
-            extra_body={"temperature": 0},
-        )
-        chat = openai.chat.completions.create(**ask(draw()))
-        assert message.usage.input_tokens + message.usage.cache_read_input_tokens == (
-            chat.usage.prompt_tokens
-        )
-        texts = [block.text for block in message.content if block.type == "text"]
-        assert "".join(texts) == (chat.choices[0].message.content or "")
-
-
-def test_a_tool_s_picture(anthropic):
-    data = base64.b64encode(draw()).decode()
-    source = {"type": "base64", "media_type": "image/png", "data": data}
-    result = {"type": "tool_result", "tool_use_id": "t", "content": [
-        {"type": "text", "text": "a screenshot"}, {"type": "image", "source": source},
-    ]}  # fmt: skip
-    use = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
-    messages = [
-        {"role": "user", "content": "Look."},
-        {"role": "assistant", "content": [use]},
-        {"role": "user", "content": [result]},
-    ]
-    fields: dict[str, Any] = {"model": "vision-demo", "messages": messages}
-    counted = anthropic.messages.count_tokens(**fields)
-    answer = anthropic.messages.create(max_tokens=9, **fields)
-    usage = answer.usage
-    assert usage.input_tokens + usage.cache_read_input_tokens == counted.input_tokens > 32
-
-
-@pytest.mark.parametrize(
-    ("pictures", "param", "rule"),
-    [
-        ((draw()[:99],), "messages[0].content[1].image_url.url", "whole"),
-        ((b"<svg/>",), "messages[0].content[1].image_url.url", "PNG"),
-        ((draw(1, 28, 28),) * 4, "messages[0].content[4].image_url.url", "at most 3"),
-    ],
-)
-def test_bad_pictures_are_refused(openai, pictures, param, rule):
-    with pytest.raises(BadRequestError) as refusal:
-        openai.chat.completions.create(**ask(*pictures))
-    assert refusal.value.param == param
-    assert rule.lower() in str(refusal.value).lower()
-
-
-def test_no_client_s_end_touches_another_s_picture(openai):
-    """An oversize prompt and a client that leaves have the picture of the next request."""
-    expected = openai.chat.completions.create(**ask(draw(7))).choices[0].message.content
-    for text in (QUESTION + " word" * 970, QUESTION + " word" * CONTEXT):
-        with pytest.raises(BadRequestError, match="maximum context length"):
-            openai.chat.completions.create(**ask(draw(8), draw(9), text=text))
-    stream = openai.chat.completions.create(**ask(draw(8), max_tokens=400), stream=True)
-    next(iter(stream))
-    stream.close()
-    with pytest.raises(Exception, match="timed out"):
-        openai.with_options(timeout=0.01).chat.completions.create(**ask(draw(9)))
-    for seed in (8, 9, 7):
-        answer = openai.chat.completions.create(**ask(draw(seed)))
-        assert answer.choices[0].finish_reason in ("stop", "length")
-    assert answer.choices[0].message.content == expected
 
 
 def test_answers_survive_their_engine(gateway, openai):

@@ -17,8 +17,9 @@ from openai import AsyncOpenAI
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("kind", [OpenAIChatCompletionsModel, OpenAIResponsesModel])
-@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "streamed"), [(OpenAIChatCompletionsModel, True), (OpenAIResponsesModel, False)]
+)
 async def test_an_agent_uses_its_tool(demo_gateway, kind, streamed):
     set_tracing_disabled(True)
     asked = []

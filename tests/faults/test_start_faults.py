@@ -16,7 +16,6 @@ import httpx
 import pytest
 
 from tests.conftest import serving
-from tests.engine.vllm_backend.test_start import draft
 from tests.faults import engine_process, streams
 from tests.forks import Forked, fork_python
 
@@ -89,16 +88,6 @@ def test_an_engine_that_hangs_while_it_starts_is_given_up(tmp_path):
         assert status == 1
         assert "not ready after 4 s" in said
         assert "--engine-start-s" in said
-
-
-def test_a_draft_that_kills_the_engine_at_its_first_request_ends_the_gateway(tmp_path):
-    """The engine dies at its first request because the checks before the start are switched off."""
-    config = draft(Path(tmp_path / "draft"), eagle_aux_hidden_state_layer_ids=[2, 4, 4])
-    given = ("--no-preflight", "--speculative-config", json.dumps(config))
-    with starting(tmp_path / "log", *given) as gateway:
-        status, said = gateway.end()
-        assert status == 1
-        assert "size" in said
 
 
 def test_a_crash_loop_ends_with_an_error_frame_and_a_status(tmp_path):
