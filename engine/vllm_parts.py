@@ -233,7 +233,10 @@ PARTS: dict[Area, dict[str, str]] = {
     Area.WORKER: {
         "v1/worker/gpu_model_runner.py": """
             GPUModelRunner.propose_draft_token_ids(+ scheduler_output)
-            GPUModelRunner: drafter input_batch use_async_scheduling device
+            GPUModelRunner._sample(self logits spec_decode_metadata)
+            GPUModelRunner._calc_spec_decode_metadata(self num_draft_tokens
+                cu_num_scheduled_tokens)
+            GPUModelRunner: drafter input_batch use_async_scheduling device input_ids
             module: build_logitsprocs
         """,
         "v1/worker/gpu/model_runner.py": """

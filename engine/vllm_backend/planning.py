@@ -476,7 +476,8 @@ def _get_temperature(request: Request) -> float:
 
 def get_own_depth(request: Request) -> int | None:
     """Return the request's own depth; None if it has none."""
-    depth = get_extra(request).get(DEPTH)
+    fields = request.sampling_params and request.sampling_params.extra_args
+    depth = fields.get(DEPTH) if fields else None
     return None if depth is None else int(depth)
 
 

@@ -160,6 +160,8 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         """Limit the placeholders of drafts. Only asynchronous scheduling has placeholders."""
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        if not (any(draft_token_ids.draft_token_ids) or self.plugins.replaces_drafts):
+            return  # a scheduled request has no drafts until it gets new ones
         drafts = zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True)
         useful_drafts = [
             list(tokens[: self.count_useful_drafts(req_id)]) for req_id, tokens in drafts

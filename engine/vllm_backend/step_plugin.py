@@ -142,6 +142,10 @@ class StepPlugins:
         return [method(*arguments) for method in self._hooks[hook]]
 
     @property
+    def replaces_drafts(self) -> bool:
+        return bool(self._hooks["replace"])
+
+    @property
     def binds_widths(self) -> bool:
         return any(plugin.binds_widths for plugin in self._plugins)
 

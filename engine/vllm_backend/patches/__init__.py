@@ -35,8 +35,9 @@ PATCHES: tuple[tuple[Promise | None, Place, str], ...] = (
     (Promise.TEXT, Place.FIRST_RUNNER, "min_tokens thinking_budgets"),
     (Promise.TEXT, Place.SECOND_RUNNER, "second_draft_pass second_adapter_rows"),
     (Promise.TEXT, Place.CPU, "empty_constraints token_values"),
-    (Promise.SEEDS, Place.FIRST_RUNNER, "seeds plain_steps"),
+    (Promise.SEEDS, Place.FIRST_RUNNER, "seeds"),
     (Promise.SEEDS, Place.SECOND_RUNNER, "second_seeds"),
+    (Promise.TEXT, Place.FIRST_RUNNER, "plain_steps"),  # first of those around a runner's sampling
     (Promise.AUDITS, Place.FIRST_RUNNER, "prompt_adapters"),
     (Promise.AUDITS, Place.SECOND_RUNNER, "second_prompt_adapters"),
     (None, Place.CPU, "amx base_model_rows"),

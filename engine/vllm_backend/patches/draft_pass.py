@@ -24,7 +24,7 @@ def propose_draft_token_ids(
 ) -> Any:
     skip = getattr(scheduler_output, SKIP, False)
     if skip and not runner.use_async_scheduling:
-        return torch.empty(runner.input_batch.num_reqs, 0, device=runner.device, dtype=torch.int64)
+        return [[] for _ in range(runner.input_batch.num_reqs)]
     setattr(runner.drafter, SKIP, skip)
     return original(runner, scheduler_output, *args, **kwargs)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from time import monotonic
 from typing import Any
 
@@ -18,6 +18,7 @@ from eaglegate.features.pod.engine.record import SUMS, PodNumbers, PodRecord
 
 DECODING = "decoding_requests"
 """Attribute of a SchedulerOutput: the names of requests that decode in the step."""
+NOTHING = (0, 0)
 HALF_LIFE_S = 20.0
 """Seconds after which a step counts half in the means."""
 
@@ -58,10 +59,13 @@ class PodRecorder(StepPlugin):
             "depths": get_draft_depth(output),
         }
         if len(verified) < len(names):
-            for name in names:
-                if not account.counts.get(name, (0, 0))[0]:
-                    reason = find_undrafted_reason(account.depths.get(name, 0)).value
-                    step[reason] = step.get(reason, 0) + 1
+            counts, depths = account.counts, account.depths
+            undrafted = Counter(
+                depths.get(name, 0) for name in names if not counts.get(name, NOTHING)[0]
+            )
+            for depth, requests in undrafted.items():
+                reason = find_undrafted_reason(depth).value
+                step[reason] = step.get(reason, 0) + requests
         if (seconds := account.seconds) is not None:
             step["timed_steps"] = 1
             step["timed_tokens"] = step["tokens"]
