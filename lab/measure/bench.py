@@ -136,10 +136,7 @@ class BenchPlan:
     def digest(self) -> dict[str, Any]:
         """Return the parts of the plan that must not change when a journal is continued."""
         return {
-            "settings": [
-                {"name": s.name, "url": s.url, "flags": list(s.flags), "fields": dict(s.fields)}
-                for s in self.settings
-            ],
+            "settings": [asdict(setting) for setting in self.settings],
             "loads": [load.name for load in self.loads],
             "sessions": [session.id for session in self.sessions],
             "requests": self.requests,
@@ -269,18 +266,15 @@ async def _run_block(
 
     if plan.shares_server:
         client.cache_salt = f"{load.name} {repeat} {setting}"
-    start_counters = await read_counters(client)
+    start = await read_counters(client)
     duration = await load.send(client, sessions, plan.seed + repeat, report)
-    end_counters = await read_counters(client)
-    return Block(
-        setting,
-        load.name,
-        repeat,
-        duration,
-        tuple(results),
-        _subtract(start_counters, end_counters),
-        recomputed_tokens=_count_recomputed(start_counters, end_counters),
-    )
+    end = await read_counters(client)
+    block = Block(setting, load.name, repeat, duration, tuple(results))
+    growth = end - start if start is not None and end is not None else None
+    if growth is None or growth.reset:
+        return block
+    recomputed = growth.value("draft_recomputed_tokens_total")
+    return replace(block, totals=growth.totals(), recomputed_tokens=recomputed)
 
 
 async def read_counters(client: LoadClient) -> Counters | None:
@@ -290,18 +284,6 @@ async def read_counters(client: LoadClient) -> Counters | None:
     except httpx.HTTPError:
         return None
     return parse_counters(reply.text) if reply.status_code == httpx.codes.OK else None
-
-
-def _count_recomputed(start: Counters | None, end: Counters | None) -> int:
-    if start is None or end is None:
-        return 0
-    return max(0, (end - start).value("draft_recomputed_tokens_total"))
-
-
-def _subtract(start: Counters | None, end: Counters | None) -> Totals | None:
-    if start is None or end is None or (growth := end - start).reset:
-        return None
-    return growth.totals()
 
 
 def run(plan: BenchPlan, folder: Path, say: Say, *, resume: bool, bar: bool) -> list[Block]:

@@ -153,18 +153,14 @@ def _read_row(row: dict[str, Any], name: str, path: Path) -> Session:
 def _read_speed_bench(row: dict[str, Any], name: str) -> Session:
     """Read a row of SPEED-Bench, whose ``turns`` are the user's messages."""
     texts = [turn if isinstance(turn, str) else turn["content"] for turn in row["turns"]]
-    for text in texts:
-        _refuse_placeholder(text)
-    turns = tuple(Turn(({"role": "user", "content": text},)) for text in texts)
-    identity = row.get("question_id", row.get("id", name))
-    return Session(str(identity), turns, str(row.get("category", "")))
+    return _make_session(row, name, [[{"role": "user", "content": text}] for text in texts])
 
 
 def _read_sharegpt(row: dict[str, Any], name: str) -> Session:
     """Read the user's messages of a recorded chat; the model writes its own answers."""
     messages = [part for part in row["conversations"] if part.get("from") in ("human", "user")]
-    turns = tuple(Turn(({"role": "user", "content": part["value"]},)) for part in messages)
-    return Session(str(row.get("id", name)), turns, "sharegpt")
+    turns = [[{"role": "user", "content": part["value"]}] for part in messages]
+    return _make_session({"category": "sharegpt", **row}, name, turns)
 
 
 def _read_batch(row: dict[str, Any], name: str) -> Session:
@@ -175,36 +171,34 @@ def _read_batch(row: dict[str, Any], name: str) -> Session:
 
 def _read_own(row: dict[str, Any], name: str) -> Session:
     """Read a row of our layout: ``steps`` of messages, which may have answers, and shared tools."""
-    body = {key: row[key] for key in SHARED if key in row}
-    turns = tuple(Turn(tuple(messages), body) for messages in row["steps"])
-    return Session(str(row.get("id", name)), turns, str(row.get("category", "")))
+    return _make_session(row, name, row["steps"])
 
 
 def _read_messages(row: dict[str, Any], name: str) -> Session:
-    """Read one request's messages or, as in SPEED-Bench, user messages of many turns."""
-    messages = row["messages"]
-    body = {key: row[key] for key in SHARED if key in row}
-    identity = row.get("question_id", row.get("id", row.get("name", name)))
-    return Session(str(identity), _split_turns(messages, body), str(row.get("category", "")))
+    """Read one request's messages or, as in SPEED-Bench, those of many turns.
 
-
-def _split_turns(messages: list[Any], body: Mapping[str, Any]) -> tuple[Turn, ...]:
-    """Split messages into turns. A user message directly after another begins a turn."""
+    A user message directly after another begins a turn.
+    """
     turns: list[list[Any]] = [[]]
-    for message in messages:
+    for message in row["messages"]:
         if turns[-1] and message["role"] == turns[-1][-1]["role"] == "user":
             turns.append([])
         turns[-1].append(message)
-    for text in (str(message.get("content")) for message in messages):
-        _refuse_placeholder(text)
-    return tuple(Turn(tuple(turn), body) for turn in turns)
+    return _make_session(row, name, turns)
 
 
-def _refuse_placeholder(text: str) -> None:
-    if PLACEHOLDER in text.upper():
-        raise DataError(
-            "the set holds placeholders instead of prompts: fill it with its own prepare.py first"
-        )
+def _make_session(row: dict[str, Any], name: str, turns: Iterable[Iterable[Any]]) -> Session:
+    """Make a session of turns of messages, with what the row sets for all of them."""
+    body = {key: row[key] for key in SHARED if key in row}
+    session_turns = tuple(Turn(tuple(messages), body) for messages in turns)
+    for text in (str(part.get("content")) for turn in session_turns for part in turn.messages):
+        if PLACEHOLDER in text.upper():
+            raise DataError(
+                "the set holds placeholders instead of prompts: fill it with its own prepare.py "
+                "first"
+            )
+    identity = row.get("question_id", row.get("id", row.get("name", name)))
+    return Session(str(identity), session_turns, str(row.get("category", "")))
 
 
 ROWS: tuple[tuple[str, Callable[[dict[str, Any], str], Session]], ...] = (

@@ -83,7 +83,7 @@ class LoadClient:
             if not result.ok:
                 return
             if number + 1 < len(session.turns) and not brings_answer(session.turns[number + 1]):
-                history.append(_to_message(result))
+                history.append({"role": "assistant", "content": result.text})
 
     async def send(
         self,
@@ -150,11 +150,6 @@ def _count_tokens(result: RequestResult) -> int:
 def brings_answer(turn: Turn) -> bool:
     """Return True if the data has its own answer to the previous turn."""
     return bool(turn.messages) and turn.messages[0].get("role") == "assistant"
-
-
-def _to_message(result: RequestResult) -> dict[str, Any]:
-    """Return the model's answer as a message of the conversation, without its reasoning."""
-    return {"role": "assistant", "content": result.text}
 
 
 async def run_closed(

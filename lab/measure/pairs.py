@@ -261,18 +261,16 @@ def compare_errors(pairs: Sequence[Pair]) -> tuple[Estimate | None, Finding]:
     return difference, judge_difference(difference, "requests without an error")
 
 
-def judge_difference(difference: Estimate | None, subject: str, margin: float = MARGIN) -> Finding:
+def judge_difference(difference: Estimate | None, subject: str) -> Finding:
     """Judge a difference of shares, where more is better."""
-    if difference is None:
-        return Finding(Verdict.UNKNOWN, f"there are no {subject} to compare")
-    if difference.low is None or difference.high is None:
-        return Finding(Verdict.UNKNOWN, f"too few sessions: {difference.clusters}")
-    span = f"{difference.low:+.1%} to {difference.high:+.1%} of {subject}"
-    if difference.lies_within(-margin, margin) or difference.low == difference.high == 0:
-        return Finding(Verdict.SAME, f"{span} lies within ±{margin:.0%}")
-    if difference.excludes(0):
-        return Finding(Verdict.BETTER if difference.value > 0 else Verdict.WORSE, span)
-    return Finding(Verdict.UNKNOWN, f"{span} holds 0 and reaches beyond ±{margin:.0%}")
+    return judge_ratio(
+        difference,
+        lower_is_better=False,
+        margin=MARGIN,
+        neutral=0.0,
+        missing=f"there are no {subject} to compare",
+        subject=f" of {subject}",
+    )
 
 
 @dataclass(frozen=True, slots=True)

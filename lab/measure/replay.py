@@ -36,6 +36,7 @@ from eaglegate.observability.captures.record import (
 
 RECORDED = "recorded"
 LEFT = "client_gone"
+OF_EXCHANGE = ["model", "stream", "stream_options", "background", "store", "previous_response_id"]
 SLICES = ("workload", "context", "template", "api")
 """Fields of a record by which a report is split."""
 
@@ -187,15 +188,7 @@ def _is_greedy(record: CaptureRecord, body: Mapping[str, Any]) -> bool:
 
 def _strip_body(body: Mapping[str, Any]) -> dict[str, Any]:
     """Strip the fields that apply only to the recorded exchange."""
-    exclusions = (
-        "model",
-        "stream",
-        "stream_options",
-        "background",
-        "store",
-        "previous_response_id",
-    )
-    return {name: value for name, value in body.items() if name not in exclusions}
+    return {name: value for name, value in body.items() if name not in OF_EXCHANGE}
 
 
 def _invent_body(record: CaptureRecord) -> dict[str, Any]:

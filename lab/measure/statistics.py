@@ -53,15 +53,6 @@ class Estimate:
             function(self.value), bounds[0], bounds[1], self.level, self.observations, self.clusters
         )
 
-    def excludes(self, value: float) -> bool:
-        """Return True if there is an interval and it does not contain ``value``."""
-        if self.low is None or self.high is None:
-            return False
-        return self.low > value or self.high < value
-
-    def lies_within(self, low: float, high: float) -> bool:
-        return self.low is not None and self.high is not None and low < self.low <= self.high < high
-
 
 @dataclass(frozen=True, slots=True)
 class Summary:
@@ -250,25 +241,28 @@ def judge_ratio(
     margin: float = 0.02,
     unit: str = "sessions",
     needed: int = LEAST_CLUSTERS,
+    neutral: float = 1.0,
+    missing: str = "no pair has this figure on both sides",
+    subject: str = "",
 ) -> Finding:
-    """Judge a ratio of two settings against 1.
+    """Judge a ratio of two settings against 1, or a difference against a ``neutral`` of 0.
 
     ``margin`` is the relative difference that matters, ``unit`` names the clusters, and ``needed``
-    is the number of clusters that an interval takes. Better or worse: the interval excludes 1. No
-    difference: the interval is within the margin.
+    is the number of clusters that an interval takes. Better or worse: the interval excludes the
+    neutral value. No difference: the interval is within the margin. ``missing`` is the reason
+    without an estimate, ``subject`` that of which a difference is a share.
     """
     if ratio is None:
-        return Finding(Verdict.UNKNOWN, "no pair has this figure on both sides")
+        return Finding(Verdict.UNKNOWN, missing)
     if ratio.low is None or ratio.high is None:
-        return Finding(
-            Verdict.UNKNOWN,
-            f"{ratio.clusters} {unit}; an interval needs {needed} or more",
-        )
-    span = f"{ratio.level:.0%} interval {ratio.low - 1:+.1%} to {ratio.high - 1:+.1%}"
-    if ratio.lies_within(1 - margin, 1 + margin):
+        reason = f"{ratio.clusters} {unit}; an interval needs {needed} or more"
+        return Finding(Verdict.UNKNOWN, reason)
+    low, high = ratio.low - neutral, ratio.high - neutral
+    span = f"{ratio.level:.0%} interval {low:+.1%} to {high:+.1%}{subject}"
+    if -margin < low <= high < margin:
         return Finding(Verdict.SAME, f"{span} lies within ±{margin:.0%}")
-    if ratio.excludes(1.0):
-        is_better = (ratio.value < 1) == lower_is_better
+    if low > 0 or high < 0:
+        is_better = (ratio.value < neutral) == lower_is_better
         return Finding(Verdict.BETTER if is_better else Verdict.WORSE, f"{span} excludes 0")
     return Finding(Verdict.UNKNOWN, f"{span} holds 0 and reaches beyond ±{margin:.0%}")
 
