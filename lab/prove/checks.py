@@ -61,6 +61,12 @@ MOST_TIES = 0.5
 EAGER = "NONE"
 
 
+def grade(*, fails: bool, unsure: bool = False) -> ProofOutcome:
+    if fails:
+        return ProofOutcome.FAILED
+    return ProofOutcome.UNSURE if unsure else ProofOutcome.PASSED
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """Row of the report."""
@@ -103,10 +109,8 @@ def judge_execution(execution: Execution) -> tuple[ProofOutcome, str]:
             return ProofOutcome.FAILED, fault
     steps = sum(execution.steps.values())
     if execution.graphs != EAGER and execution.steps.get(EAGER, 0) > steps / 2:
-        return (
-            ProofOutcome.FAILED,
-            f"{execution.steps[EAGER]} of {steps} steps ran without a graph.",
-        )
+        eager_steps = execution.steps[EAGER]
+        return ProofOutcome.FAILED, f"{eager_steps} of {steps} steps ran without a graph."
     lower_modes = {worker.graphs for worker in execution.workers} - {execution.graphs}
     if lower_modes:
         return (
@@ -114,12 +118,11 @@ def judge_execution(execution: Execution) -> tuple[ProofOutcome, str]:
             f"vLLM lowered the graph mode from {execution.graphs} to {lower_modes.pop()}; the "
             "speeds below show the cost.",
         )
-    compiled = (
-        "not compiled" if execution.compilation == EAGER else f"compiled ({execution.compilation})"
-    )
-    graphs = (
-        "no graphs, none asked for" if execution.graphs == EAGER else f"{execution.graphs} graphs"
-    )
+    compiled, graphs = f"compiled ({execution.compilation})", f"{execution.graphs} graphs"
+    if execution.compilation == EAGER:
+        compiled = "not compiled"
+    if execution.graphs == EAGER:
+        graphs = "no graphs, none asked for"
     return ProofOutcome.PASSED, f"It runs {compiled}, with {graphs}, as asked."
 
 
@@ -173,7 +176,8 @@ def judge_acceptance(totals: Totals, depth: int) -> Evidence:
         "acceptance_length": round(totals.acceptance_length or 0, 3),
         "per_position": [round(rate, 4) for rate in totals.acceptance_per_position],
     }
-    return Evidence(judge_bounds(low, high, LEAST_ACCEPTANCE), evidence, numbers)
+    outcome = grade(fails=high < LEAST_ACCEPTANCE, unsure=low < LEAST_ACCEPTANCE)
+    return Evidence(outcome, evidence, numbers)
 
 
 def bound_share(share: float, count: int, z: float = 3.0) -> tuple[float, float]:
@@ -181,12 +185,6 @@ def bound_share(share: float, count: int, z: float = 3.0) -> tuple[float, float]
     spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
     center, scale = share + z * z / (2 * count), 1 + z * z / count
     return (center - spread) / scale, (center + spread) / scale
-
-
-def judge_bounds(low: float, high: float, bound: float) -> ProofOutcome:
-    if low >= bound:
-        return ProofOutcome.PASSED
-    return ProofOutcome.FAILED if high < bound else ProofOutcome.UNSURE
 
 
 async def check_greedy_text(trial: Trial) -> Evidence:
@@ -230,17 +228,13 @@ def judge_texts(comparison: TextComparison, circumstances: str) -> Evidence:
         f"draft; {ties} leave them at a near tie, {faults} by a fault ({comparison.tokens} tokens "
         "compared)."
     )
-    if faults:
-        difference = next(
-            difference for difference in comparison.differences if difference.kind is Kind.FAULT
-        )
-        evidence += f" The first fault is in {difference}."
-        outcome = ProofOutcome.FAILED
-    elif unknowns or ties > MOST_TIES * comparison.answers:
-        evidence += f" {unknowns} differences are unexplained." if unknowns else ""
-        outcome = ProofOutcome.UNSURE
-    else:
-        outcome = ProofOutcome.PASSED
+    for difference in comparison.differences:
+        if difference.kind is Kind.FAULT:
+            evidence += f" The first fault is in {difference}."
+            break
+    evidence += f" {unknowns} differences are unexplained." if unknowns else ""
+    is_unsure = bool(unknowns) or ties > MOST_TIES * comparison.answers
+    outcome = grade(fails=bool(faults), unsure=is_unsure)
     return Evidence(outcome, evidence, comparison.to_json())
 
 
@@ -283,10 +277,11 @@ def judge_samples(by_depth: dict[int, list[ProofAnswer]]) -> Evidence:
     )
     evidence += f" {outsiders} tokens are outside top-k." if outsiders else ""
     numbers = {f"depth {depth}": score.to_json() for depth, score in scores.items()}
-    if deviation > Z_FAILED or outsiders:
-        return Evidence(ProofOutcome.FAILED, evidence, numbers)
-    is_sure = abs(power) >= Z_POWER and deviation <= Z_UNSURE
-    return Evidence(ProofOutcome.PASSED if is_sure else ProofOutcome.UNSURE, evidence, numbers)
+    outcome = grade(
+        fails=deviation > Z_FAILED or outsiders > 0,
+        unsure=abs(power) < Z_POWER or deviation > Z_UNSURE,
+    )
+    return Evidence(outcome, evidence, numbers)
 
 
 async def check_depth(trial: Trial) -> Evidence:
@@ -315,18 +310,14 @@ def judge_depths(answers: Sequence[ProofAnswer], max_depth: int) -> Evidence:
         f"{len(answers)} answers at depths 0 to {max_depth} in one batch; the deepest drafts were "
         f"{', '.join(f'{length} at {depth}' for depth, length in max_drafts.items())}."
     )
-    numbers = {
-        "deepest": {str(depth): step for depth, step in max_drafts.items()},
-        "over": offenders[:10],
-    }
+    numbers = {"deepest": max_drafts, "over": offenders[:10]}
     if offenders:
-        evidence += (
-            f" {len(offenders)} answers have steps beyond their depth, first {offenders[0]}."
-        )
-        return Evidence(ProofOutcome.FAILED, evidence, numbers)
-    if shortfalls:
+        first = offenders[0]
+        evidence += f" {len(offenders)} answers have steps beyond their depth, first {first}."
+    elif shortfalls:
         evidence += " Not every depth was reached."
-    return Evidence(ProofOutcome.UNSURE if shortfalls else ProofOutcome.PASSED, evidence, numbers)
+    outcome = grade(fails=bool(offenders), unsure=bool(shortfalls))
+    return Evidence(outcome, evidence, numbers)
 
 
 async def check_accounts(trial: Trial) -> Evidence:
@@ -402,8 +393,8 @@ def judge_accounts(answers: Sequence[ProofAnswer], accounts: Counts, engine: Cou
         f"{', '.join(parts)}. {len(mismatches)} answers have tokens that no step explains."
     )
     numbers = {"ours": list(accounts), "engine": list(engine), "unexplained": mismatches[:10]}
-    is_exact = accounts == engine and not mismatches
-    return Evidence(ProofOutcome.PASSED if is_exact else ProofOutcome.FAILED, evidence, numbers)
+    outcome = grade(fails=accounts != engine or bool(mismatches))
+    return Evidence(outcome, evidence, numbers)
 
 
 async def check_exchange(trial: Trial) -> Evidence:
@@ -540,10 +531,10 @@ def _take_medians(sides: dict[str, list[Speed]]) -> dict[str, dict[str, float]]:
 def judge_ratios(ratios: Iterable[Any], bound: float) -> ProofOutcome:
     """Return FAILED if every round is below ``bound``, PASSED if no median is."""
     all_ratios = list(ratios)
-    if any(max(ratio.rounds) < bound for ratio in all_ratios):
-        return ProofOutcome.FAILED
-    is_sure = all(ratio.median >= bound for ratio in all_ratios)
-    return ProofOutcome.PASSED if is_sure else ProofOutcome.UNSURE
+    return grade(
+        fails=any(max(ratio.rounds) < bound for ratio in all_ratios),
+        unsure=any(ratio.median < bound for ratio in all_ratios),
+    )
 
 
 async def check_planner(trial: Trial) -> Evidence:

@@ -90,27 +90,21 @@ def one_tool_per_family(
 
 def offer_tools(source: Source, shape: Shape, used_tools: dict[str, Tool]) -> list[Tool]:
     """Return the used tools, by family, among others in random order."""
-    candidates = rivals(source, shape, used_tools)
+    candidates: list[Tool] = []
+    if shape.rival_share and source.chance(shape.rival_share):
+        for tool in used_tools.values():
+            candidates += [rival(source, tool) for _ in range(source.number(1, 3))]
     for _ in range(max(source.pick(shape.more_tools), 0 if used_tools else 1)):
-        candidate = (
-            random_tool(source)[0] if source.chance(0.6) else source.pick(KNOWN)(source).tool
-        )
-        candidates.append(candidate)
+        is_random = source.chance(0.6)
+        candidates.append(random_tool(source)[0] if is_random else source.pick(KNOWN)(source).tool)
     tools_by_family = dict(used_tools)
     for candidate in candidates:
-        if candidate["function"]["name"] not in {
-            tool["function"]["name"] for tool in tools_by_family.values()
-        }:
+        names = {tool["function"]["name"] for tool in tools_by_family.values()}
+        if candidate["function"]["name"] not in names:
             tools_by_family.setdefault(family(candidate), candidate)
     tools = list(tools_by_family.values())
     source.random.shuffle(tools)
     return tools
-
-
-def rivals(source: Source, shape: Shape, used_tools: dict[str, Tool]) -> list[Tool]:
-    if not shape.rival_share or not source.chance(shape.rival_share):
-        return []
-    return [rival(source, tool) for tool in used_tools.values() for _ in range(source.number(1, 3))]
 
 
 def without_tool(source: Source) -> PlainTurn:
@@ -147,21 +141,12 @@ def ending(
 ) -> Dialogue:
     wrap = source.chance(shape.wrap_share)
     user = {"role": "user", "content": wrap_text(source, turn.user) if wrap else turn.user}
-    if isinstance(turn, PlainTurn):
-        return plain_ending(source, shape, [*messages, user], turn, tools)
-    if source.chance(0.7):
-        return Dialogue([*messages, user], tools, plan_of(turn.calls), "", turn.calls)
-    thinking = "I report the result of the tool."
-    return Dialogue([*messages, *turn.messages], tools, thinking, turn.report)
-
-
-def plain_ending(
-    source: Source,
-    shape: Shape,
-    messages: list[Message],
-    turn: PlainTurn,
-    tools: list[Tool] | None,
-) -> Dialogue:
+    messages = [*messages, user]
+    if isinstance(turn, ToolTurn):
+        if source.chance(0.7):
+            return Dialogue(messages, tools, plan_of(turn.calls), "", turn.calls)
+        thought = "I report the result of the tool."
+        return Dialogue([*messages[:-1], *turn.messages], tools, thought, turn.report)
     if can_be_held(turn) and source.chance(shape.grammar_share):
         text, own_spans = constrain_answer(source, turn, tools, shape.ragged_share)
         return Dialogue(messages, tools, turn.thought, text, own_spans=own_spans)
