@@ -18,7 +18,7 @@ from eaglegate.lab.measure.bench_report import make_report
 from eaglegate.lab.measure.counters import parse_counters
 from eaglegate.lab.measure.datasets import load_sessions
 from eaglegate.lab.measure.drafts import CostTable
-from eaglegate.lab.measure.figures import Block, Goal
+from eaglegate.lab.measure.figures import Block
 from eaglegate.lab.measure.runs import BenchError
 from eaglegate.lab.measure.servers import SPECULATION, ServerError, Setting, drop_speculation
 from eaglegate.lab.measure.statistics import Verdict
@@ -59,17 +59,6 @@ def bench(plan, folder, resume=False):
 def fast_and_slow(start_server):
     fast, slow = StandInServer(step_s=0.02), StandInServer(step_s=0.06)
     return fast, slow, start_server(fast), start_server(slow)
-
-
-def test_the_faster_server_is_found_better(fast_and_slow, tmp_path):
-    _, _, fast_url, slow_url = fast_and_slow
-    blocks, report = bench(plan_for(fast_url, slow_url), tmp_path)
-    assert len(blocks) == 10
-    (found,) = report.comparisons
-    assert found.finding.verdict is Verdict.BETTER
-    assert 1.8 < found.user_speed.value < 4
-    assert report.figures[0].failed == 0
-    assert report.figures[0].requests >= 20
 
 
 def make_result(number, tokens, seconds, bunched=False):
@@ -250,32 +239,10 @@ def test_a_run_resumes_where_it_was_killed(fast_and_slow, tmp_path):
         bench(replace(plan, seed=9), tmp_path, resume=True)
 
 
-def test_no_prompt_and_no_answer_is_on_disk(fast_and_slow, tmp_path):
-    fast, _, *urls = fast_and_slow
-    _, report = bench(plan_for(*urls, repeats=1), tmp_path)
-    report.write(tmp_path)
-    prompt = fast.bodies[0]["messages"][-1]["content"]
-    for path in tmp_path.iterdir():
-        text = path.read_text()
-        assert prompt not in text
-        assert "w0 w1" not in text
-
-
 def test_a_server_that_answers_nothing_is_refused(server, url, tmp_path):
     server.fails = 2
     with pytest.raises(BenchError, match="no request of the warm-up: HTTP 503"):
         bench(plan_for(url), tmp_path)
-
-
-def test_goodput(server, url, tmp_path):
-    server.step_s = 0.02
-    _, report = bench(plan_for(url, repeats=1, goal=Goal({"tpot": 1e4})), tmp_path)
-    figures = report.figures[0]
-    assert figures.goodput == pytest.approx(figures.request_rate)
-    _, report = bench(plan_for(url, repeats=1, goal=Goal({"tpot": 0.001})), tmp_path / "none")
-    assert report.figures[0].goodput == 0
-    with pytest.raises(ValueError, match="ttft:MS"):
-        Goal.parse(["speed:3"])
 
 
 def test_the_command_writes_all_reports(server, url, tmp_path, capsys):
@@ -314,14 +281,6 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(server, url, tmp_path):
         running.terminate()
         assert "--resume" in running.stderr.read()
     assert running.returncode == 130
-
-
-def test_fields_make_a_baseline_of_the_same_server(server, url, tmp_path):
-    fields = '{"num_speculative_tokens": 0}'
-    arguments = ["--url", url, "--baseline", fields, "--out", str(tmp_path / "out"), "--quiet"]
-    assert main([*arguments, "--concurrency", "1", "--requests", "4", "--repeats", "1"]) == 0
-    depths = {body.get("num_speculative_tokens") for body in server.bodies}
-    assert depths == {None, 0}
 
 
 @pytest.mark.parametrize(

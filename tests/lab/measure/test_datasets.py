@@ -7,7 +7,6 @@ import json
 import pytest
 
 from eaglegate.lab.measure.datasets import (
-    CHAT,
     COMPLETIONS,
     DataError,
     list_own_sets,
@@ -57,13 +56,6 @@ def test_sharegpt(tmp_path):
     assert contents(session) == [["a"], ["c"]]
 
 
-def test_openai_batch(tmp_path):
-    body = {"messages": [{"role": "user", "content": "a"}], "temperature": 0.5}
-    row = {"custom_id": "r1", "method": "POST", "url": "/v1/chat/completions", "body": body}
-    (session,) = load(tmp_path, row)
-    assert (session.id, session.turns[0].body, session.turns[0].path) == ("r1", body, CHAT)
-
-
 def test_random_tokens():
     sessions = load_sessions("random:16:32", count=5, seed=3)
     assert len(sessions) == 5
@@ -95,11 +87,6 @@ def test_the_mixed_set_has_coding_agents_and_turns():
 def test_invalid_data_sets_are_refused(tmp_path, rows, says):
     with pytest.raises(DataError, match=says):
         load(tmp_path, *rows)
-
-
-def test_a_name_that_is_nothing_is_refused_with_our_sets():
-    with pytest.raises(DataError, match="coding-agent"):
-        load_sessions("no-such-set")
 
 
 def test_so_are_those_of_a_prepared_one(tmp_path):

@@ -16,7 +16,6 @@ from eaglegate.lab.measure.load import (
     run_closed,
     run_open,
 )
-from eaglegate.lab.measure.servers import ServerError, describe_target
 
 pytestmark = pytest.mark.thorough
 
@@ -67,26 +66,12 @@ async def test_fields_win_over_bodies_and_defaults_do_not(server, url):
     assert (body["temperature"], body["seed"], body["max_tokens"]) == (0.5, 2, 9)
 
 
-async def test_a_server_that_is_away_is_an_error_of_each_request():
-    (result,) = await run("http://127.0.0.1:9", [Session("s", ask("hi"))])
-    assert "ConnectError" in result.error
-
-
 async def test_a_client_that_left_leaves_again(server, url):
     turn = Turn(({"role": "user", "content": "hi"},), {"return_token_ids": True}, leave_after=4)
     server.step_s = 0.05
     (result,) = await run(url, [Session("s", (turn,))])
     assert result.left
     assert 4 <= result.output_tokens < 8
-
-
-async def test_an_eaglegate_is_known_by_its_models(server, url, start_server):
-    target = await describe_target(Target(url))
-    assert (target.model, target.reports_steps) == ("stand-in", True)
-    server.owner = "vllm"
-    assert not (await describe_target(Target(url))).reports_steps
-    with pytest.raises(ServerError, match="without /v1"):
-        await describe_target(Target(url + "/v1"))
 
 
 async def test_the_open_loop_keeps_its_times(server, url):

@@ -71,8 +71,3 @@ def test_faults_are_named(
     with pod(monkeypatch, **fault):  # type: ignore[arg-type]
         assert main(LINE) == 1
     assert message in capsys.readouterr().out
-
-
-def test_a_server_that_is_away_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(("prove", "--server", "http://127.0.0.1:1")) == 2
-    assert "the server cannot be asked" in capsys.readouterr().out
