@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +22,9 @@ from eaglegate.observability.captures.record import CaptureError
 from eaglegate.server.cli.client import CallFailed
 
 log = logging.getLogger(__name__)
+
+WORTH_WAITING = (None, 409, 429, 503)
+"""Statuses of a gateway that is away or busy."""
 
 
 class Switch:
@@ -70,13 +73,8 @@ def lock_state(state: Path) -> Iterator[int]:
 class ImproveLoop:
     """Loop that runs candidates one at a time."""
 
-    def __init__(
-        self,
-        config: ImproveConfig,
-        stages: Stages,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._config, self._stages, self._sleep = config, stages, sleep
+    def __init__(self, config: ImproveConfig, stages: Stages) -> None:
+        self._config, self._stages = config, stages
         self._ledger = stages.ledger
         self._switch = Switch(config.state)
         self._message = ""
@@ -90,7 +88,7 @@ class ImproveLoop:
                     self._log_change(f"stopped: {self._switch.path} exists")
                 if once:
                     return None
-                self._sleep(self._config.poll_s)
+                time.sleep(self._config.poll_s)
                 continue
             candidate = self._step(candidate)
             if once and candidate.verdict:
@@ -121,13 +119,9 @@ class ImproveLoop:
             candidate = self._stages.run(candidate)
         except LoopStopped:
             return candidate
-        except NotYet as delay:
-            return self._wait(candidate, str(delay))
-        except CallFailed as error:
-            if error.status in (None, 409, 429, 503):
+        except (NotYet, CallFailed, StageFailed) as error:
+            if isinstance(error, NotYet) or getattr(error, "status", 0) in WORTH_WAITING:
                 return self._wait(candidate, str(error))
-            return self._count_failure(candidate, str(error))
-        except StageFailed as error:
             return self._count_failure(candidate, str(error))
         if candidate.verdict:
             log.warning("candidate %d %s: %s", candidate.id, candidate.verdict, candidate.reason)
@@ -136,29 +130,26 @@ class ImproveLoop:
 
     def _wait(self, candidate: Candidate, reason: str) -> Candidate:
         self._log_change(f"candidate {candidate.id} waits: {reason}")
-        self._sleep(self._config.poll_s)
+        time.sleep(self._config.poll_s)
         return candidate
 
     def _count_failure(self, candidate: Candidate, reason: str) -> Candidate:
         candidate = self._ledger.read(candidate.id)
         log.error("candidate %d, %s failed: %s", candidate.id, candidate.stage, reason)
         if candidate.attempts + 1 >= self._config.attempts:
-            return self._ledger.close(
-                candidate, CandidateVerdict.FAILED, f"{candidate.stage}: {reason}"
-            )
-        candidate = self._ledger.update(
-            candidate, f"failed: {reason}", attempts=candidate.attempts + 1
-        )
-        self._sleep(self._config.poll_s)
+            text = f"{candidate.stage}: {reason}"
+            return self._ledger.close(candidate, CandidateVerdict.FAILED, text)
+        attempts = candidate.attempts + 1
+        candidate = self._ledger.update(candidate, f"failed: {reason}", attempts=attempts)
+        time.sleep(self._config.poll_s)
         return candidate
 
     def _tidy(self) -> None:
         """Delete the windows that no candidate will need again, because they contain text."""
-        candidates = [
-            candidate for candidate in self._ledger.list_candidates() if not candidate.given
-        ]
-        history = {candidate.id for candidate in candidates[-max(1, self._config.window.history) :]}
-        for candidate in self._ledger.list_candidates():
+        candidates = self._ledger.list_candidates()
+        tuned = [candidate.id for candidate in candidates if not candidate.given]
+        history = tuned[-max(1, self._config.window.history) :]
+        for candidate in candidates:
             folder = self._stages.folder_of(candidate)
             if candidate.verdict is None or not folder.is_dir():
                 continue

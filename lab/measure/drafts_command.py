@@ -12,7 +12,6 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,6 @@ from eaglegate.lab.measure.drafts_answers import (
     Answer,
     CompareError,
     Contestant,
-    Results,
     observe,
     observe_served,
     read_answers,
@@ -56,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv[1:])
     try:
         run = describe_run("drafts", argv)
-        DraftsReport(run, summarise(compare(options))).print(options.out)
+        DraftsReport(run, compare(options)).print(options.out)
     except (CompareError, CaptureError, OSError, ValueError) as error:
         print(f"eaglegate drafts: {error}", file=sys.stderr)
         return 1
@@ -107,31 +105,8 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-@dataclass(frozen=True)
-class Tournament:
-    """Unrolled answers of several drafts. ``fit`` are the drafts that take part."""
-
-    options: argparse.Namespace
-    contestants: Sequence[Contestant]
-    answers: Sequence[Answer]
-    num_excluded: int
-    cost: CostTable | None
-    results: Mapping[str, Results]
-
-    @property
-    def fit(self) -> list[Contestant]:
-        return [contestant for contestant in self.contestants if not contestant.report.errors]
-
-    @property
-    def depths(self) -> list[int]:
-        return list(range(1, self.options.depth + 1))
-
-    def observe(self, label: str) -> list[DraftReplay]:
-        return observe(self.answers, self.results[label], self.depths)
-
-
-def compare(options: argparse.Namespace) -> Tournament:
-    """Unroll the drafts over the captured answers. Raises CompareError."""
+def compare(options: argparse.Namespace) -> dict[str, Any]:
+    """Unroll the drafts over the captured answers, and return the results. Raises CompareError."""
     cost = read_costs(options)
     if options.depth is None:
         options.depth = int(cost.depths[-1]) if cost else DEPTH
@@ -151,10 +126,13 @@ def compare(options: argparse.Namespace) -> Tournament:
             f"({num_excluded} left out): capture with --capture-mode full"
         )
     options.out.mkdir(parents=True, exist_ok=True)
-    results = unroll_all(
-        options, [contestant for contestant in contestants if not contestant.report.errors], answers
-    )
-    return Tournament(options, contestants, answers, num_excluded, cost, results)
+    fit = [contestant for contestant in contestants if not contestant.report.errors]
+    results = unroll_all(options, fit, answers)
+    depths = list(range(1, options.depth + 1))
+    replays = {
+        contestant.label: observe(answers, results[contestant.label], depths) for contestant in fit
+    }
+    return summarise(options, contestants, answers, cost, replays) | {"left_out": num_excluded}
 
 
 def read_costs(options: argparse.Namespace) -> CostTable | None:
@@ -165,42 +143,42 @@ def read_costs(options: argparse.Namespace) -> CostTable | None:
     return CostTable.parse(row, str(options.cost_table))
 
 
-def summarise(tournament: Tournament) -> dict[str, Any]:
-    """Return all results in ``report.json`` except the description of the run."""
-    options, fit = tournament.options, tournament.fit
-    replays = {contestant.label: tournament.observe(contestant.label) for contestant in fit}
-    cost, depths = tournament.cost, tournament.depths
+def summarise(
+    options: argparse.Namespace,
+    contestants: Sequence[Contestant],
+    answers: Sequence[Answer],
+    cost: CostTable | None,
+    replays: Mapping[str, list[DraftReplay]],
+) -> dict[str, Any]:
+    """Return the content of ``report.json`` except the run. ``replays`` are by label."""
+    depths = list(range(1, options.depth + 1))
+    fit = [contestant for contestant in contestants if contestant.label in replays]
     plain_ms = cost.step_time(options.batch, 0) if cost and cost.depths[0] == 0 else None
+    drafts = {contestant.label: describe(contestant) for contestant in contestants}
+    for label, observations in replays.items():
+        drafts[label] |= summarise_draft(observations, depths, cost, options.batch)
+    base = fit[0].label if fit else ""
     return {
         "capture": str(options.capture),
         "target": str(options.target),
-        "answers": len(tournament.answers),
-        "sampled": sum(answer.facts.sampled for answer in tournament.answers),
-        "left_out": tournament.num_excluded,
-        "sessions": len({answer.facts.session for answer in tournament.answers}),
+        "answers": len(answers),
+        "sampled": sum(answer.facts.sampled for answer in answers),
+        "sessions": len({answer.facts.session for answer in answers}),
         "draft_sample_method": options.draft_sample_method,
         "depths": depths,
         "cost_table": cost.source if cost else None,
         "batch": options.batch,
         "plain_ms": plain_ms,
-        "drafts": {
-            contestant.label: describe(contestant)
-            | (
-                summarise_draft(replays[contestant.label], depths, cost, options.batch)
-                if contestant in fit
-                else {}
-            )
-            for contestant in tournament.contestants
-        },
+        "drafts": drafts,
         "against": {
-            "base": fit[0].label if fit else None,
+            "base": base or None,
             "depth": depths[-1],
             "drafts": {
-                rival.label: compare_pair(replays[fit[0].label], replays[rival.label], depths[-1])
+                rival.label: compare_pair(replays[base], replays[rival.label], depths[-1])
                 for rival in fit[1:]
             },
         },
-        "live": list_live(tournament.answers, fit, replays),
+        "live": list_live(answers, fit, replays),
     }
 
 

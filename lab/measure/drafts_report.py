@@ -29,7 +29,7 @@ ORDER = (Verdict.BETTER, Verdict.UNKNOWN, Verdict.SAME, Verdict.WORSE)
 
 @dataclass(frozen=True)
 class DraftsReport(Report):
-    """Report of a comparison. ``results`` is the result of ``drafts_command.summarise``."""
+    """Report of a comparison. ``results`` is the result of ``drafts_command.compare``."""
 
     TITLE: ClassVar[str] = "eaglegate drafts compare"
     run: Mapping[str, Any]
@@ -187,7 +187,7 @@ def _to_points(by_x: Mapping[int, Estimate | None]) -> list[Point]:
 def conclude_drafts(results: Mapping[str, Any]) -> Conclusion:
     """Compare every draft with the first, and name the fastest draft and depth if costs are known.
 
-    ``results`` is the result of ``drafts_command.summarise``.
+    ``results`` is the result of ``drafts_command.compare``.
     """
     verdicts = [Verdict(slices[ALL]["verdict"]) for slices in results["against"]["drafts"].values()]
     verdict = next((verdict for verdict in ORDER if verdict in verdicts), Verdict.UNKNOWN)
