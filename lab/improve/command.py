@@ -31,7 +31,8 @@ def main(argv: Sequence[str]) -> int:
     options = _make_argument_parser().parse_args(argv)
     try:
         config = read_config(options.config)
-        return _run(options, config)
+        _run(options, config)
+        return 0
     except ConfigInvalid as error:
         print(f"eaglegate improve: {error}", file=sys.stderr)
         return WRONG_USAGE
@@ -80,30 +81,24 @@ def _make_argument_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(options: argparse.Namespace, config: ImproveConfig) -> int:
+def _run(options: argparse.Namespace, config: ImproveConfig) -> None:
+    """Do what the options ask for. Raises ConfigInvalid, DraftRefused and LoopRunning."""
     switch = Switch(config.state)
     if options.stop is not None:
         switch.turn_off(options.stop)
         print(f"stopped: {switch.path}")
-        return 0
-    if options.start:
+    elif options.start:
         switch.turn_on()
         print("the loop may run")
-        return 0
-    if options.candidate is not None:
-        return _queue(options, config)
-    return _run_loop(options, config)
+    elif options.candidate is not None:
+        folder = find_folder(str(options.candidate))
+        candidate = Ledger(config.state / "ledger.sqlite3").add(str(folder), options.force)
+        print(f"candidate {candidate.id} is queued: {folder}")
+    else:
+        _run_loop(options, config)
 
 
-def _queue(options: argparse.Namespace, config: ImproveConfig) -> int:
-    """Queue a draft for the loop. Raises DraftRefused."""
-    folder = find_folder(str(options.candidate))
-    candidate = Ledger(config.state / "ledger.sqlite3").add(str(folder), options.force)
-    print(f"candidate {candidate.id} is queued: {folder}")
-    return 0
-
-
-def _run_loop(options: argparse.Namespace, config: ImproveConfig) -> int:
+def _run_loop(options: argparse.Namespace, config: ImproveConfig) -> None:
     """Run the loop. Raises ConfigInvalid and LoopRunning."""
     url = options.url or config.serve
     if not url:
@@ -114,7 +109,6 @@ def _run_loop(options: argparse.Namespace, config: ImproveConfig) -> int:
         candidate = make_loop(config, url, options.key, lock).run(options.once)
     if candidate is not None:
         print(f"candidate {candidate.id} {candidate.verdict}: {candidate.reason}")
-    return 0
 
 
 def _interrupt(_: int, __: FrameType | None) -> None:

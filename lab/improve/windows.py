@@ -116,10 +116,11 @@ class TrafficWindows:
         self, records: Sequence[CaptureRecord], folder: Path, part: str, name: str
     ) -> Counter[str]:
         share = self._config.window.judge_share
-        judge_records = [record for record in records if is_judge(record.cluster, share)]
-        other_records = [record for record in records if not is_judge(record.cluster, share)]
+        parts: dict[str, list[CaptureRecord]] = {JUDGE: [], part: []}
+        for record in records:
+            parts[JUDGE if is_judge(record.cluster, share) else part].append(record)
         counts: Counter[str] = Counter()
-        for part_name, selection in ((JUDGE, judge_records), (part, other_records)):
+        for part_name, selection in parts.items():
             if selection:
                 path = folder / part_name / name
                 os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))

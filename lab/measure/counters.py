@@ -9,7 +9,6 @@ position need a constant depth there. Counters cover the whole server, including
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -42,11 +41,12 @@ class Counters:
     def value(self, name: str, label: str = "") -> int:
         return round(self.values.get((name, label), 0.0))
 
-    def by_label(self, name: str) -> dict[str, int]:
-        return {label: round(v) for (counter, label), v in self.values.items() if counter == name}
-
     def _positions(self, name: str, base: int) -> tuple[int, ...]:
-        counts = {int(label) - base: n for label, n in self.by_label(name).items() if label}
+        counts = {
+            int(label) - base: round(value)
+            for (counter, label), value in self.values.items()
+            if counter == name and label
+        }
         return tuple(counts.get(position, 0) for position in range(max(counts, default=-1) + 1))
 
     @property
@@ -56,12 +56,15 @@ class Counters:
 
     def totals(self) -> Totals | None:
         """Return the totals; None if the server has no counters of speculation."""
-        if self.source == "eaglegate":
-            return self._read_ours()
-        return self._read_vllm() if self.source == "vllm" else None
-
-    def _read_ours(self) -> Totals:
-        base = 1
+        if self.source == "vllm":
+            return Totals(
+                verify_steps=self.value("drafts_total"),
+                proposed=self.value("draft_tokens_total"),
+                accepted=self.value("accepted_tokens_total"),
+                accepted_at=self._positions("accepted_tokens_per_pos_total", 0),
+            )
+        if self.source != "eaglegate":
+            return None
         return Totals(
             tokens=self.value("completion_tokens_total"),
             verify_steps=self.value("verify_steps_total"),
@@ -71,33 +74,20 @@ class Counters:
             rejected=self.value("decode_steps_total", "rejected"),
             undrafted=self.value("decode_steps_total", "undrafted"),
             off=self.value("decode_steps_total", "off"),
-            accepted_at=self._positions("accepted_at_total", base),
-            proposed_at=self._positions("drafted_at_total", base),
-        )
-
-    def _read_vllm(self) -> Totals:
-        return Totals(
-            verify_steps=self.value("drafts_total"),
-            proposed=self.value("draft_tokens_total"),
-            accepted=self.value("accepted_tokens_total"),
-            accepted_at=self._positions("accepted_tokens_per_pos_total", 0),
+            accepted_at=self._positions("accepted_at_total", 1),
+            proposed_at=self._positions("drafted_at_total", 1),
         )
 
 
 def parse_counters(text: str) -> Counters:
     """Parse Prometheus text. An eaglegate's own counters take precedence over vLLM's."""
-    gateway_values: dict[tuple[str, str], float] = defaultdict(float)
-    engine_values: dict[tuple[str, str], float] = defaultdict(float)
+    values: dict[str, dict[tuple[str, str], float]] = {OURS: {}, VLLM: {}}
     for name, labels, value in SAMPLE.findall(text):
-        if name.startswith(OURS) and name.endswith("_total"):
-            gateway_values[name.removeprefix(OURS), _find_label(labels)] += float(value)
-        elif name.startswith(VLLM) and name.endswith("_total"):
-            engine_values[name.removeprefix(VLLM), _find_label(labels)] += float(value)
+        for prefix, sums in values.items():
+            if name.startswith(prefix) and name.endswith("_total"):
+                match = POSITION.search(labels) or OUTCOME.search(labels)
+                key = name.removeprefix(prefix), match[1] if match else ""
+                sums[key] = sums.get(key, 0.0) + float(value)
     if GATEWAY.search(text):
-        return Counters("eaglegate", dict(gateway_values))
-    return Counters("vllm" if engine_values else "", dict(engine_values))
-
-
-def _find_label(labels: str) -> str:
-    match = POSITION.search(labels) or OUTCOME.search(labels)
-    return match[1] if match else ""
+        return Counters("eaglegate", values[OURS])
+    return Counters("vllm" if values[VLLM] else "", values[VLLM])

@@ -7,7 +7,7 @@ the run: results of one block share the other load on the machine at that time.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -192,6 +192,7 @@ def compute_figures(blocks: Sequence[Block], goal: Goal | None = None) -> Figure
     results = [result for block in blocks for result in block.completed]
     failures = [result for block in blocks for result in block.results if not result.ok]
     duration = sum(block.duration for block in blocks)
+    speeds = summarise(1 / result.tpot for result in results if result.tpot)
     num_met = sum(goal.is_met(result) for result in results) if goal else 0
     return Figures(
         setting=blocks[0].setting,
@@ -202,7 +203,7 @@ def compute_figures(blocks: Sequence[Block], goal: Goal | None = None) -> Figure
         prompt_tokens=sum(result.prompt_tokens for result in results),
         output_tokens=sum(result.output_tokens for result in results),
         user_speed=estimate_pooled(blocks, sum_decoding),
-        mean_inverse_tpot=_mean(1 / result.tpot for result in results if result.tpot),
+        mean_inverse_tpot=speeds.mean if speeds else None,
         throughput=estimate_pooled(blocks, sum_output),
         request_rate=len(results) / duration if duration else 0.0,
         goodput=num_met / duration if goal and duration else None,
@@ -211,26 +212,14 @@ def compute_figures(blocks: Sequence[Block], goal: Goal | None = None) -> Figure
         itl=_summarise_ms(gap for result in results for gap in result.gaps),
         e2el=_summarise_ms(result.latency for result in results),
         acceptance=measure_acceptance(blocks),
-        errors=_count_errors(failures),
+        errors=dict(Counter((result.error or "")[:120] for result in failures).most_common(10)),
         bunched=sum(result.is_bunched for result in results),
         recomputed_tokens=sum(block.recomputed_tokens for block in blocks),
     )
 
 
-def _mean(values: Iterable[float]) -> float | None:
-    summary = summarise(values)
-    return summary.mean if summary else None
-
-
 def _summarise_ms(values: Iterable[float | None]) -> Summary | None:
     return summarise(value * MS for value in values if value is not None)
-
-
-def _count_errors(failures: Iterable[RequestResult]) -> dict[str, int]:
-    counts: dict[str, int] = defaultdict(int)
-    for result in failures:
-        counts[(result.error or "")[:120]] += 1
-    return dict(sorted(counts.items(), key=lambda item: -item[1])[:10])
 
 
 def sum_answers(results: Iterable[RequestResult]) -> Totals:

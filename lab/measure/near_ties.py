@@ -89,18 +89,15 @@ def compare_logprobs(
 
 
 def _judge(a: Mapping[str, Any], b: Mapping[str, Any], index: int, tie: float) -> tuple[str, str]:
-    gaps = [
-        gap
-        for entry, rival in ((a, b), (b, a))
-        if (gap := _find_gap(entry, rival["token"])) is not None
-    ]
-    if not gaps:
-        if "top_logprobs" in a or "top_logprobs" in b:
-            return FAULT, f"token {index}: neither text's token is among the other's likeliest"
-        return UNKNOWN, "no log probabilities"
-    gap = max(gaps)
-    kind = TIED if gap <= tie else FAULT
-    return kind, f"token {index}: {gap:.3f} nats between the two"
+    gaps = [_find_gap(a, b["token"]), _find_gap(b, a["token"])]
+    known_gaps = [gap for gap in gaps if gap is not None]
+    if known_gaps:
+        gap = max(known_gaps)
+        kind = TIED if gap <= tie else FAULT
+        return kind, f"token {index}: {gap:.3f} nats between the two"
+    if "top_logprobs" in a or "top_logprobs" in b:
+        return FAULT, f"token {index}: neither text's token is among the other's likeliest"
+    return UNKNOWN, "no log probabilities"
 
 
 def _find_gap(entry: Mapping[str, Any], token: str) -> float | None:

@@ -27,7 +27,6 @@ from eaglegate.lab.measure.stream import RequestResult
 from eaglegate.lab.measure.tool_outcomes import is_valid
 
 MARGIN = 0.02
-NO_WINDOWS: Mapping[str, int] = {}
 LEAST_SLICE = 5
 """Number of sessions that a slice needs for a verdict."""
 
@@ -109,7 +108,7 @@ def match_pairs(
     requests: Iterable[ReplayRequest],
     base: Mapping[str, ReplayOutcome] | None,
     other: Mapping[str, ReplayOutcome],
-    windows: Mapping[str, int] = NO_WINDOWS,
+    windows: Mapping[str, int],
 ) -> list[Pair]:
     """Pair the requests that both sides have. If ``base`` is None, the recorded run is the base.
 

@@ -14,6 +14,11 @@ from eaglegate.lab.training.eagle import DraftShape
 from eaglegate.lab.training.llama import Rope
 
 FITTING = ("llama", "qwen3")
+SHARED = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_key_value_heads", "rms_norm_eps",
+    "max_position_embeddings", "eos_token_id", "bos_token_id",
+)  # fmt: skip
+"""Properties of a draft that are its target's."""
 
 
 class UnfitTarget(ValueError):
@@ -55,20 +60,13 @@ class TargetModel:
         heads = config.num_attention_heads
         return DraftShape(
             method=method,
-            vocab_size=config.vocab_size,
             draft_vocab_size=draft_vocab or config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
             num_attention_heads=heads,
-            num_key_value_heads=config.num_key_value_heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             rope_theta=rope_parameters(config)["rope_theta"],
-            rms_norm_eps=config.rms_norm_eps,
-            max_position_embeddings=config.max_position_embeddings,
             layers_read=layers,
             default_layers=layers == engine_default(config.num_hidden_layers),
-            eos_token_id=config.eos_token_id,
-            bos_token_id=config.bos_token_id,
+            **{name: getattr(config, name) for name in SHARED},
         )
 
     def rope(self, shape: DraftShape, device: str = "cpu") -> Rope:
