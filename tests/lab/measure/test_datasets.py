@@ -74,13 +74,6 @@ def test_our_own_sets(name):
     assert all(session.category for session in sessions)
 
 
-def test_the_mixed_set_has_coding_agents_and_turns():
-    sessions = load_sessions("mixed")
-    categories = {session.category for session in sessions}
-    assert {"coding agent", "coding", "math", "tools", "structured"} <= categories
-    assert sum(len(session.turns) > 1 for session in sessions) > 8
-
-
 @pytest.mark.parametrize(
     ("rows", "says"), [([{"prompt": "a"}], "a row needs one of"), ([3], "not an object")]
 )

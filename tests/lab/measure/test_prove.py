@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from eaglegate.engine.speculation.accounts.accounting import Account
-from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import (
     DecodeStep,
     EngineRequest,
@@ -105,29 +104,6 @@ def test_tokens_outside_of_top_k() -> None:
     answer = replace(make_answer((0,)), logprobs=(entry,))
     assert score_samples([answer], 2.0, 16).outside_top_k == 1
     assert checks.judge_samples({0: [answer]}).outcome is ProofOutcome.FAILED
-
-
-@pytest.mark.parametrize(
-    ("accepted", "steps", "outcome"),
-    [
-        (180, 200, ProofOutcome.PASSED),
-        (2, 200, ProofOutcome.FAILED),
-        (58, 200, ProofOutcome.UNSURE),
-        (0, 0, ProofOutcome.FAILED),
-    ],
-)
-def test_a_draft_must_bring_something(accepted: int, steps: int, outcome: ProofOutcome) -> None:
-    totals = Totals(verify_steps=steps, accepted=accepted, accepted_at=(accepted, 0))
-    assert checks.judge_acceptance(totals, 2).outcome is outcome
-
-
-def test_a_step_deeper_than_its_request() -> None:
-    fit = make_answer((0, 1, 2), steps=(DecodeStep(1, 1, 2),), depth=1)
-    assert checks.judge_depths([fit], 1).outcome is ProofOutcome.PASSED
-    deep = make_answer((0, 1, 2), steps=(DecodeStep(2, 1, 2),), depth=1)
-    assert checks.judge_depths([fit, deep], 1).outcome is ProofOutcome.FAILED
-    shallow = make_answer((0, 1), steps=(DecodeStep(0, 0, 1),), depth=1)
-    assert checks.judge_depths([shallow], 1).outcome is ProofOutcome.UNSURE
 
 
 def test_accounts_are_exact_or_wrong() -> None:

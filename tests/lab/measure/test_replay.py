@@ -80,17 +80,6 @@ def rows_of(report, at=0):
     return {row["name"]: row for row in report["slices"][at]["rows"]}
 
 
-def test_the_same_setting_writes_the_same(server, url, capture, tmp_path):
-    server.step_s = 0.01
-    _, report = replay(capture(), tmp_path / "out", "--against", url, "--against", url)
-    assert (report["pairs"], report["sessions"]) == (24, 12)
-    assert report["text"]["compared"] == 24
-    assert report["text"]["different"] == 0
-    acceptance = rows_of(report)["acceptance length"]
-    assert acceptance["ratio"]["value"] == pytest.approx(1)
-    assert acceptance["finding"]["verdict"] == "no difference"
-
-
 def test_fewer_tokens_a_step_are_found(start_server, capture, tmp_path, capsys):
     deep = StandInServer(step_s=0.01)
     flat = StandInServer(step_s=0.01, steps=(1, 2, 1, 2, 1, 1), depth=1)

@@ -21,7 +21,6 @@ from eaglegate.lab.training.corpus import sample_texts
 from eaglegate.lab.training.draft_cli import main
 from eaglegate.lab.training.draft_data import BadData, load_exchanges
 from eaglegate.lab.training.draft_training import (
-    DraftData,
     DraftRecipe,
     DraftTraining,
     InitialDraft,
@@ -146,20 +145,6 @@ def test_an_encrypted_capture_is_read_with_its_key(tmp_path):
     assert len(load_exchanges(secret, None, 128, keys).lengths) == 24
     with pytest.raises(BadData, match="give its key with --key-file"):
         load_exchanges(secret, None, 128)
-
-
-def test_old_and_new_batches_come_in_an_order_that_can_be_skipped_into(tmp_path):
-    old, new = (
-        load_exchanges(write(tmp_path / name), None, 128)
-        for name, write in (("old.jsonl", write_exchanges), ("new.jsonl", write_countdowns))
-    )
-    data = DraftData(new, old, 0.3)
-    whole = list(itertools.islice(data.batches(100, 1), 60))
-    rest = list(itertools.islice(data.batches(100, 1, skip=23), 37))
-    for (ids, _), (again, _) in zip(whole[23:], rest, strict=True):
-        assert torch.equal(ids, again)
-    from_old = sum(bool(ids[0, 1] < 20) for ids, _ in whole)
-    assert 8 <= from_old <= 28
 
 
 def train(target, data, out, *more):
