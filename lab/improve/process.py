@@ -16,7 +16,7 @@ from eaglegate.lab.improve.config import ImproveConfig, read_config
 log = logging.getLogger(__name__)
 
 NICE = 5
-RESTART_S = 30.0
+RESTART_S = 5.0
 STOP_S = 10.0
 WRONG_USAGE = 2
 PR_SET_PDEATHSIG = 1

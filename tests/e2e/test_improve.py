@@ -24,7 +24,7 @@ from tests.faults.engine_process import children, descendants, kill, title
 
 pytestmark = pytest.mark.slow
 
-TOPICS = ("rain", "a bridge", "the moon", "bread", "a clock", "a river", "music", "a garden")
+TOPICS = ("rain", "a bridge", "the moon", "bread")
 Found = TypeVar("Found")
 
 
@@ -43,7 +43,7 @@ class Traffic:
             "model": "demo",
             "messages": [{"role": "user", "content": f"Explain {topic} to a child."}],
             "temperature": 0,
-            "max_tokens": 48,
+            "max_tokens": 24,
             "user": f"session-{self.sent}",
         }
         try:
@@ -79,11 +79,11 @@ def write_config(folder: Path) -> Path:
     content = {
         "state": "state",
         "capture": "capture",
-        "window": {"answers": 24, "sessions": 24, "pause_s": 86400},
-        "tune": {"steps": 6, "arguments": ["--batch-tokens", "512", "--depths", "3"]},
-        "gate": {"limit": 8},
-        "canary": {"slot_s": 15, "max_s": 900},
-        "poll_s": 0.5,
+        "window": {"answers": 16, "sessions": 16, "pause_s": 86400},
+        "tune": {"steps": 2, "nice": 0, "arguments": ["--batch-tokens", "256", "--depths", "2"]},
+        "gate": {"limit": 2},
+        "canary": {"slot_s": 6, "max_s": 900},
+        "poll_s": 0.2,
     }
     file = folder / "improve.yaml"
     file.write_text(yaml.safe_dump(content))
@@ -129,7 +129,7 @@ def test_the_serving_draft_is_promoted_whatever_is_killed(tmp_path: Path) -> Non
 
     with serving(tmp_path / "one.log", flags) as gateway:
         promoted = read_drafts(gateway)["promoted"]["fingerprint"]
-        for _ in range(30):
+        for _ in range(20):
             traffic.send(gateway.url)
         tuner = wait("tuner", lambda: find_process(gateway, "eaglegate.lab.training.draft_cli"))
         loop = find_process(gateway, "server improve")
@@ -156,7 +156,7 @@ def test_the_serving_draft_is_promoted_whatever_is_killed(tmp_path: Path) -> Non
     assert not traffic.different
     assert len(traffic.texts) == len(TOPICS)
     one, two, three = ledger.list_candidates()
-    assert one.data["answers"] >= 24
+    assert one.data["answers"] >= 16
     assert one.fingerprint != promoted == one.parent["fingerprint"]
     assert (two.forced, three.forced) == (True, True)
     assert "collapsed" in three.reason
