@@ -77,13 +77,6 @@ def test_tool_calls_are_put_together():
     ]
 
 
-def test_completions():
-    found = read(
-        (0.1, frames({"choices": [{"index": 0, "text": "abc", "finish_reason": "length"}]}))
-    )
-    assert (found.text, found.finish, found.ttft) == ("abc", "length", 0.1)
-
-
 def test_responses():
     usage = {"input_tokens": 3, "output_tokens": 9}
     found = read(
