@@ -37,7 +37,6 @@ class ImproveProcess:
     config: ImproveConfig
     key: str | None = None
     """An admin's API key. It is passed in the environment, where no process list shows it."""
-    restart_s: float = RESTART_S
 
     async def run(self, url: str) -> None:
         while True:
@@ -46,7 +45,7 @@ class ImproveProcess:
                 log.error("the improvement loop ended with %s; not restarting it", status)
                 return
             log.error("the improvement loop ended with %s; restarting it", status)
-            await asyncio.sleep(self.restart_s)
+            await asyncio.sleep(RESTART_S)
 
     async def _run_once(self, url: str) -> int:
         """Run the loop once and return its exit status. Cancellation ends the process."""

@@ -7,7 +7,6 @@ repeat, and intervals are computed from the repeats. A journal makes a run resum
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -284,10 +283,6 @@ async def read_counters(client: LoadClient) -> Counters | None:
     except httpx.HTTPError:
         return None
     return parse_counters(reply.text) if reply.status_code == httpx.codes.OK else None
-
-
-def run(plan: BenchPlan, folder: Path, say: Say, *, resume: bool, bar: bool) -> list[Block]:
-    return asyncio.run(run_bench(plan, folder, say, resume=resume, bar=bar))
 
 
 def name_settings(settings: Sequence[Setting]) -> tuple[Setting, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from eaglegate.engine.flag_numbers import parse_number
-from eaglegate.lab.measure.bench import BenchPlan, LoadPoint, name_settings, run
+from eaglegate.lab.measure.bench import BenchPlan, LoadPoint, name_settings, run_bench
 from eaglegate.lab.measure.bench_compare import make_depth_settings, parse_depths
 from eaglegate.lab.measure.bench_report import make_report
 from eaglegate.lab.measure.datasets import DataError, list_own_sets, load_sessions
@@ -53,7 +54,8 @@ def main(argv: Sequence[str]) -> int:
         plan = make_plan(options, flags)
         folder = Path(options.out or time.strftime("eaglegate-bench-%Y%m%d-%H%M%S"))
         folder.mkdir(parents=True, exist_ok=True)
-        blocks = run(plan, folder, say, resume=options.resume, bar=not options.quiet)
+        running = run_bench(plan, folder, say, resume=options.resume, bar=not options.quiet)
+        blocks = asyncio.run(running)
     except (BenchError, CaptureError, DataError, ServerError, ValueError) as error:
         print(f"eaglegate bench: {error}", file=sys.stderr)
         return 1

@@ -133,7 +133,7 @@ def train(options: argparse.Namespace) -> None:
         method = options.method or "eagle3.1"
         shape = target.draft_shape(method, options.draft_vocab if target_ids is not None else None)
     else:
-        shape, target_ids = init.shape, init.target_ids
+        shape, target_ids = init.draft.shape, init.target_ids
     recipe = make_recipe(options)
     data = DraftData(
         recent_corpus, Corpus.join(chain(*older)) if older else None, options.keep_share

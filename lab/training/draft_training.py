@@ -16,7 +16,7 @@ from torch import Tensor
 from eaglegate.lab.training.batches import Corpus, batches
 from eaglegate.lab.training.checkpoint import CONFIG, save_draft
 from eaglegate.lab.training.eagle import Draft, DraftShape, known_tokens, unroll
-from eaglegate.lab.training.optimiser import Clock, Optimiser, Running, save_state
+from eaglegate.lab.training.optimiser import Clock, Optimiser, RateStage, Running, save_state
 from eaglegate.lab.training.target import TargetModel
 
 STATE = "training-state.pt"
@@ -30,18 +30,12 @@ class DraftRecipe:
     depths: int = 7
     depth_decay: float = 0.9
     """Factor of the loss weight for each further depth."""
-    warmup: int = 20
-    decay_from: float = 0.4
-    final: float = 0.02
     matrix_lr: float = 0.02
     other_lr: float = 1e-3
     seed: int = 1
 
     def scale(self, step: int) -> float:
-        progress = step / self.steps
-        if progress < self.decay_from:
-            return min(1.0, (step + 1) / self.warmup)
-        return max(self.final, (1 - progress) / (1 - self.decay_from))
+        return RateStage(self.steps, warmup=20, decay_from=0.4, final=0.02).rate(step)
 
 
 @dataclass(frozen=True)
@@ -70,10 +64,6 @@ class InitialDraft:
     path: Path
     draft: Draft
     target_ids: Tensor | None
-
-    @property
-    def shape(self) -> DraftShape:
-        return self.draft.shape
 
 
 @dataclass(frozen=True)

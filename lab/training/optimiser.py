@@ -81,6 +81,23 @@ def save_state(state: dict[str, Any], path: Path) -> None:
     path.with_suffix(".new").replace(path)
 
 
+@dataclass(frozen=True)
+class RateStage:
+    """Steps with a course of the learning rate: warm-up, constant, linear to `final`."""
+
+    steps: int
+    scale: float = 1.0
+    warmup: int = 1
+    decay_from: float = 0.0
+    """Share of the steps after which the rate falls."""
+    final: float = 0.0
+
+    def rate(self, step: int) -> float:
+        fall = (1 - step / self.steps) / (1 - self.decay_from)
+        warm_up = min(1.0, (step + 1) / self.warmup)
+        return self.scale * warm_up * max(self.final, min(1.0, fall))
+
+
 @dataclass
 class Running:
     """Exponential mean."""

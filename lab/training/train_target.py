@@ -24,28 +24,11 @@ from eaglegate.lab.training.checkpoint import save_target
 from eaglegate.lab.training.corpus import ANSWER, SETS
 from eaglegate.lab.training.induction import wire
 from eaglegate.lab.training.llama import Llama, LlamaShape, Rope
-from eaglegate.lab.training.optimiser import Clock, Optimiser, Running, save_state
+from eaglegate.lab.training.optimiser import Clock, Optimiser, RateStage, Running, save_state
 
 CHECKPOINT = "target-state.pt"
 STEP_BATCHES = 2
 SAVE_EVERY_S = 120
-
-
-@dataclass(frozen=True)
-class RateStage:
-    """Steps with a course of the learning rate: warm-up, constant, linear to `final`."""
-
-    steps: int
-    scale: float = 1.0
-    warmup: int = 1
-    decay_from: float = 0.0
-    """Share of the steps after which the rate falls."""
-    final: float = 0.0
-
-    def rate(self, step: int) -> float:
-        fall = (1 - step / self.steps) / (1 - self.decay_from)
-        warm_up = min(1.0, (step + 1) / self.warmup)
-        return self.scale * warm_up * max(self.final, min(1.0, fall))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from eaglegate.lab.measure.bench import BenchPlan, LoadPoint, run
+from eaglegate.lab.measure.bench import BenchPlan, LoadPoint, run_bench
 from eaglegate.lab.measure.bench_command import main, make_parser, make_plan
 from eaglegate.lab.measure.bench_compare import COST_TABLE, make_depth_settings
 from eaglegate.lab.measure.bench_report import make_report
@@ -51,7 +52,7 @@ def plan_for(*urls, **more):
 
 def bench(plan, folder, resume=False):
     folder.mkdir(exist_ok=True)
-    blocks = run(plan, folder, ignore, resume=resume, bar=False)
+    blocks = asyncio.run(run_bench(plan, folder, ignore, resume=resume, bar=False))
     return blocks, make_report(plan, blocks, {"command": "eaglegate bench --url a"})
 
 

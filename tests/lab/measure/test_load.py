@@ -50,6 +50,15 @@ async def test_the_answer_goes_into_the_next_turn(server, url):
     assert server.bodies[1]["messages"][1]["content"] == "w0 w1 w2 w3 w4 w5 w6 w7 "
 
 
+async def test_a_recorded_answer_takes_its_place(server, url):
+    recorded = Turn(
+        ({"role": "assistant", "content": "said before"}, {"role": "user", "content": "two"})
+    )
+    await run(url, [Session("s", (*ask("one"), recorded))])
+    said = [message["content"] for message in server.bodies[1]["messages"]]
+    assert said == ["one", "said before", "two"]
+
+
 async def test_fields_win_over_bodies_and_defaults_do_not(server, url):
     session = Session("s", ask("hi", temperature=0.5, seed=1))
     await run(url, [session], defaults={"temperature": 0, "max_tokens": 9}, fields={"seed": 2})

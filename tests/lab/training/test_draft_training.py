@@ -107,7 +107,7 @@ def measure(target, draft, data):
     head, kept = load_draft(draft, loaded.draft_shape("eagle3.1"))
     start = InitialDraft(draft, head, kept)
     recipe = DraftRecipe(depths=3)
-    training = DraftTraining(loaded, start.shape, recipe, kept, "cpu", start)
+    training = DraftTraining(loaded, head.shape, recipe, kept, "cpu", start)
     corpus = load_exchanges(data, None, 128)
     with torch.no_grad():
         ids, weights = corpus.batch(np.arange(len(corpus.lengths)))

@@ -15,9 +15,9 @@ from eaglegate.lab.training.cost_scaled import DEMO, cost_scaled_demo
 from eaglegate.lab.training.data.source import Source
 from eaglegate.lab.training.induction import wire
 from eaglegate.lab.training.llama import Llama, LlamaShape, Rope
-from eaglegate.lab.training.optimiser import orthogonalise
+from eaglegate.lab.training.optimiser import RateStage, orthogonalise
 from eaglegate.lab.training.tokenizer import train_tokenizer
-from eaglegate.lab.training.train_target import DataStage, RateStage, Recipe, run
+from eaglegate.lab.training.train_target import DataStage, Recipe, run
 
 pytestmark = pytest.mark.thorough
 
