@@ -215,7 +215,9 @@ def test_a_wrong_draft_ends_the_start(tmp_path: Path) -> None:
 def test_two_ranks_have_a_planner_and_gauges_each(tmp_path: Path) -> None:
     ranks = {"0", "1"}
     arguments = (POD, SMALL, "--data-parallel-size=2")
-    with vllm_worker(tmp_path / "log", arguments, VLLM_PLUGINS="eaglegate") as server:
+    # vLLM 0.33 gives each rank of a CPU a memory node, of which this machine may have one
+    variables = {"VLLM_PLUGINS": "eaglegate", "VLLM_CPU_SIM_MULTI_NUMA": "1"}
+    with vllm_worker(tmp_path / "log", arguments, **variables) as server:
         server.until_healthy()
         for rank in ranks:
             chat(server.url, rank=rank)
