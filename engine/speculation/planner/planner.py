@@ -62,9 +62,6 @@ FALL = 0.85
 """Acceptance below this share of the first position's counts as drift."""
 
 
-EXPLORING = (DepthReason.PROBE, DepthReason.COLD)
-
-
 @dataclass(frozen=True, slots=True)
 class DepthPlan:
     """Plan of a step. ``depth`` is the number of draft tokens to make, ``widths`` the number to
