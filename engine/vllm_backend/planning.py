@@ -74,9 +74,6 @@ class StepPlanning:
         self._request_names: set[str] = set()
         self.clock: Callable[[], float] = perf_counter
         self._last_update: float | None = None
-        self._late_drafts: tuple[int, bool] | None = None
-        """Drafts that the second model runner had yet to make at the last update, as (depth, step
-        had prompts). None at the first step after a pause."""
         self._reasoning = ReasoningTracker(scheduler.vllm_config)
         self._holes: dict[str, int] = {}
         """Tokens of a request that the draft model has not seen, made in steps at depth 0."""
@@ -297,7 +294,7 @@ class StepPlanning:
         # Two updates in a row bound one step's time, unless the engine was idle between them.
         self._last_update = now if self._scheduler.has_unfinished_requests() else None
         if last_update is None:
-            self._late_drafts = None
+            self._scheduler.runner.pause()
         tokens = output.num_scheduled_tokens
         names = [name for name in tokens if name in self._request_names]
         if names and self._planner is not None:
@@ -314,7 +311,8 @@ class StepPlanning:
             )
             self._planner.observe(drafting, planned_counts, accepted, drafted, other_tokens)
         step = StepContent.read(output)
-        depth = self._get_depth_in_interval(output, step)
+        made = 0 if getattr(output, SKIP, False) else get_draft_depth(output)
+        depth = self._scheduler.runner.find_drafted_depth(made, step.prompt > 0)
         # Acceptance is learnt from every step; a time only where its content is certain.
         # A step that also encodes images takes longer, by a time that no later step has.
         has_encoded = bool(output.scheduled_encoder_inputs)
@@ -326,22 +324,6 @@ class StepPlanning:
         if names and self._planner is not None:
             self._planner.observe_step(observation, getattr(output, PLAN, None))
         return seconds
-
-    def _get_depth_in_interval(self, output: SchedulerOutput, step: StepContent) -> int | None:
-        """Return the depth of the drafts made between the last update and this one; None if
-        unknown.
-
-        The first model runner drafts before it returns a step's tokens. The second returns them
-        first, so that the previous step's drafts fall into the time of this step.
-        """
-        is_skipped = getattr(output, SKIP, False)
-        depth = 0 if is_skipped else get_draft_depth(output)
-        if not self._scheduler.use_v2_model_runner:
-            return depth
-        late_drafts, self._late_drafts = self._late_drafts, (depth, step.prompt > 0)
-        if late_drafts is None or (late_drafts[1] and not step.prompt):
-            return None
-        return late_drafts[0]
 
     def _count_planned(
         self, output: SchedulerOutput, names: Sequence[str], hits: Sequence[int]

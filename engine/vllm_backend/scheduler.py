@@ -39,14 +39,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-from eaglegate.engine.speculation.drafts.methods import (
-    FULL_RUNS,
-    DraftMethod,
-    Runner,
-    StepBehaviour,
-    StepDepth,
-    find_method,
-)
+from eaglegate.engine.speculation.drafts.methods import StepDepth
 from eaglegate.engine.types import find_class
 from eaglegate.engine.vllm_backend.child_process import exit_with_parent
 from eaglegate.engine.vllm_backend.draft_reload import (
@@ -59,6 +52,7 @@ from eaglegate.engine.vllm_backend.flight_record import FlightRecorder
 from eaglegate.engine.vllm_backend.graphs import is_declaration
 from eaglegate.engine.vllm_backend.planning import StepPlanning, get_extra, get_own_depth
 from eaglegate.engine.vllm_backend.plugin_table import load_step_plugins
+from eaglegate.engine.vllm_backend.runners import make_runner
 from eaglegate.engine.vllm_backend.step_plugin import StepAccount, StepPlugins
 from eaglegate.engine.vllm_contract import SKIP, read_draft_depth
 from eaglegate.engine.vllm_fields import TRACED, mark_other_drafter, unpack_depth
@@ -80,9 +74,8 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         """Requests whose accounts include their draft tokens."""
         self._answers: RequestAccounts | None = None
         self._own_schedule = self._take_over_schedule()
-        self._draft_len = self._get_draft_len()
-        self.method = read_method(self.vllm_config)
-        self.behaviour = read_behaviour(self.vllm_config)
+        self.runner = make_runner(self.vllm_config)
+        self.method, self.behaviour = self.runner.method, self.runner.behaviour
         self.planning = StepPlanning(self, self.behaviour, self.method.may_find_none)
         self._flight = FlightRecorder()
         self._is_uniform = self.vllm_config.parallel_config.data_parallel_size > 1
@@ -136,7 +129,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
 
     def _get_step_depth(self, requests: list[Request]) -> int:
         """Choose the depth to draft after this step: the greatest depth of its requests."""
-        if not self.use_v2_model_runner and self._is_near_the_end(requests):
+        if not self.runner.drafts_for(requests):
             return 0
         request_depths = [
             (request, self.get_depth(request))
@@ -149,12 +142,6 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
             limit = self._get_batch_limit(len(requests))
             depth = min(limit, max((depth for _, depth in request_depths), default=0))
         return int(self.plugins.pass_on("limit_depth", requests, depth))
-
-    def _is_near_the_end(self, requests: list[Request]) -> bool:
-        """Return True if the first model runner will draft for none of the requests and leave
-        zeros."""
-        num_computed = max((request.num_computed_tokens for request in requests), default=0)
-        return bool(num_computed + self.num_spec_tokens > self._draft_len)
 
     def _limit_placeholders(self, requests: list[Request], depth: int) -> None:
         """Limit the placeholders of drafts. Only asynchronous scheduling has placeholders."""
@@ -321,12 +308,6 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
             return self.draft_depth
         return min(self.draft_depth, int(self.dynamic_sd_lookup[batch_size]))
 
-    def _get_draft_len(self) -> int:
-        """Return the length (less K) beyond which vLLM's first runner does not draft for the whole
-        batch."""
-        draft = getattr(self.vllm_config.speculative_config, "draft_model_config", None)
-        return int(draft.max_model_len if draft is not None else self.max_model_len)
-
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self.planning.forget(request)
         self.plugins.call("end", request)
@@ -420,23 +401,6 @@ def _attach_traces(
                 per_step_drafted=token_ids,
                 per_step_accepted=account.per_step_accepted if is_prompt else rates,
             )
-
-
-def read_method(vllm_config: VllmConfig) -> DraftMethod:
-    """Return the drafting method as vLLM resolved it."""
-    config = vllm_config.speculative_config
-    parallel = getattr(config, "parallel_drafting", False)
-    return find_method({"method": getattr(config, "method", ""), "parallel_drafting": parallel})
-
-
-def read_behaviour(vllm_config: VllmConfig) -> StepBehaviour:
-    """Return the method's behaviour on the model runner in use. The second runner has its own
-    speculator for an MTP draft of several layers, which always makes K drafts."""
-    is_second = bool(vllm_config.use_v2_model_runner)
-    config = vllm_config.speculative_config
-    if is_second and config is not None and config.use_multi_module_mtp():
-        return FULL_RUNS
-    return read_method(vllm_config).on(Runner.SECOND if is_second else Runner.FIRST)
 
 
 def sort_waiting(scheduler: Scheduler, rank: Callable[[Request], int]) -> None:

@@ -14,6 +14,7 @@ from eaglegate.engine.speculation.planner.planner import DepthPlan
 from eaglegate.engine.speculation.planner.step_cost import ObservedStep
 from eaglegate.engine.types import DepthReason, UndraftedReason
 from eaglegate.engine.vllm_backend.planning import MIN_HOLES, RandomPlanner, name_slice
+from eaglegate.engine.vllm_backend.runners import SecondRunner
 from eaglegate.engine.vllm_backend.scheduler import planning_scheduler
 from eaglegate.engine.vllm_fields import TRACED, UNTAUGHT, pack_rates
 from tests.engine.vllm_backend import test_scheduler
@@ -193,7 +194,8 @@ def watch(pretence: Pretence, widths: dict[str, int] | None = None) -> Watching:
 def test_the_time_of_a_step_goes_with_the_drafts_that_were_made_in_it(second_runner: bool) -> None:
     """The second runner hands out a step's tokens before it drafts."""
     pretence = Pretence()
-    pretence.scheduler.use_v2_model_runner = second_runner
+    if second_runner:
+        pretence.scheduler.runner = SecondRunner(pretence.scheduler.vllm_config)
     watching = watch(pretence)
     pretence.add("a")
     made = [pretence.step().num_spec_tokens_to_schedule for _ in range(12)]

@@ -23,6 +23,7 @@ from eaglegate.engine.speculation.drafts.methods import AT_K, METHODS, Runner
 from eaglegate.engine.types import DecodeStep, DepthReason, UndraftedReason
 from eaglegate.engine.vllm_backend.arguments import make_demo_arguments
 from eaglegate.engine.vllm_backend.graphs import choose_depths, declare_depths
+from eaglegate.engine.vllm_backend.runners import SecondRunner
 from eaglegate.engine.vllm_backend.scheduler import (
     DepthSchedulerBase,
     drop_blocks,
@@ -304,7 +305,7 @@ def test_near_the_end_of_the_context_nobody_drafts() -> None:
 
 def test_the_second_runner_drafts_for_others_near_the_end_of_one_context() -> None:
     world = Pretence()
-    world.scheduler.use_v2_model_runner = True
+    world.scheduler.runner = SecondRunner(world.scheduler.vllm_config)
     world.add("long", 3, prompt=list(range(235)), max_tokens=20)
     world.add("short", 3, max_tokens=50)
     world.run()
