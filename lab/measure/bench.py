@@ -55,10 +55,6 @@ class LoadPoint:
         shape = f" in bursts of {self.burst}" if self.burst else ""
         return f"{self.rate:g}/s{shape}"
 
-    @property
-    def x(self) -> float:
-        return self.concurrency or self.rate or self.speed
-
     async def send(
         self,
         client: LoadClient,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,7 +19,6 @@ from eaglegate.lab.measure.bench_compare import (
     measure_step_costs,
     name_depth,
 )
-from eaglegate.lab.measure.charts import Line, Point, draw_lines
 from eaglegate.lab.measure.figures import (
     MS,
     AcceptanceFigures,
@@ -36,10 +35,9 @@ from eaglegate.lab.measure.report import (
     format_estimate,
     format_number,
     format_ratio,
-    to_point,
     write_json,
 )
-from eaglegate.lab.measure.statistics import Estimate, Summary
+from eaglegate.lab.measure.statistics import Summary
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ class BenchReport(Report):
                 format_estimate(f.throughput), total,
                 format_number(f.goodput), str(f.requests), str(f.failed),
             ])  # fmt: skip
-        return Section("Throughput", head, rows, self._draw_throughput())
+        return Section("Throughput", head, rows)
 
     def _section_of_depths(self, depths: Sequence[int]) -> Section:
         """Return a row per load and depth, smallest depth first."""
@@ -120,7 +118,7 @@ class BenchReport(Report):
                     format_estimate(f.throughput), total, format_number(_pooled_tpot_ms(f)),
                     *_format_acceptance(f.acceptance)[:2], str(f.requests), str(f.failed),
                 ])  # fmt: skip
-        return Section("Throughput", head, rows, self._draw_throughput())
+        return Section("Throughput", head, rows)
 
     def _section_of_latency(self) -> Section:
         head = ["load", "setting"]
@@ -163,22 +161,6 @@ class BenchReport(Report):
         ]  # fmt: skip
         return Section("By category", head, rows)
 
-    def _draw_throughput(self) -> list[str]:
-        return [
-            self._draw("Tokens per second, per user", lambda f: f.user_speed),
-            self._draw("Tokens per second, total", lambda f: f.throughput),
-        ]
-
-    def _draw(self, title: str, read: Callable[[Figures], Estimate | None]) -> str:
-        """Draw a figure of each setting by load."""
-        lines: dict[str, list[Point]] = {}
-        for f in self.figures:
-            if (value := read(f)) is not None:
-                x = float(self.plan["x"][f.load])
-                lines.setdefault(f.setting, []).append(to_point(x, value))
-        drawn = [Line(*item) for item in lines.items()]
-        return draw_lines(title, drawn, self.plan["axis"], "tokens/s", log_x=True)
-
 
 def _format_summary(summary: Summary | None) -> list[str]:
     if summary is None:
@@ -208,13 +190,10 @@ def make_report(plan: BenchPlan, blocks: Sequence[Block], run: dict[str, Any]) -
     ]
     groups = [group for group in groups if group]
     figures = tuple(compute_figures(group, plan.goal) for group in groups)
-    axis = "concurrency" if plan.loads[0].concurrency else "sessions per second"
     plan_description: dict[str, Any] = {
         **plan.digest(),
         "sessions": len(plan.sessions),
         "depths": list(plan.depths),
-        "axis": axis,
-        "x": {load.name: load.x for load in plan.loads},
     }
     comparisons = compare_settings(plan, blocks)
     places = name_places(plan.loads)

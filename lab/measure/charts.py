@@ -43,29 +43,24 @@ class _Scale:
     high: float
     start: float
     end: float
-    log: bool = False
 
     def place(self, value: float) -> float:
-        low, high, position = self.low, self.high, value
-        if self.log:
-            low, high, position = math.log(low), math.log(high), math.log(max(value, 1e-12))
-        share = (position - low) / (high - low) if high > low else 0.5
+        span = self.high - self.low
+        share = (value - self.low) / span if span > 0 else 0.5
         return self.start + share * (self.end - self.start)
 
     def ticks(self) -> list[float]:
         return [self.low + (self.high - self.low) * tick / TICKS for tick in range(TICKS + 1)]
 
 
-def draw_lines(
-    title: str, lines: Sequence[Line], x_label: str, y_label: str, *, log_x: bool = False
-) -> str:
+def draw_lines(title: str, lines: Sequence[Line], x_label: str, y_label: str) -> str:
     """Draw a chart with a legend; empty without points. The y axis begins at 0."""
     visible_lines = [line for line in lines if line.points]
     if not visible_lines:
         return ""
     xs = sorted({point.x for line in visible_lines for point in line.points})
     top = max(point.ends[1] for line in visible_lines for point in line.points)
-    x = _Scale(xs[0], xs[-1], LEFT + 14, WIDTH - RIGHT - 14, log_x)
+    x = _Scale(xs[0], xs[-1], LEFT + 14, WIDTH - RIGHT - 14)
     y = _Scale(0.0, _round_up(top), HEIGHT - BOTTOM, TOP)
     parts = [_draw_grid(y)]
     parts += [

@@ -258,9 +258,8 @@ def test_the_command_writes_all_reports(server, url, tmp_path, capsys):
     assert report["run"]["command"].startswith(f"eaglegate bench --url {url} --concurrency 1,2")
     assert len(report["figures"]) == 2
     page = (out / "report.html").read_text()
-    assert page.count("<svg") >= 1
     assert page.count("eaglegate bench --url") == 1
-    assert "http://" not in page.replace(url, "").replace("http://www.w3.org/2000/svg", "")
+    assert "http://" not in page.replace(url, "")
     for path in out.iterdir():
         assert "secret" not in path.read_text()
 
