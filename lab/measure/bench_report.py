@@ -71,8 +71,7 @@ class BenchReport(Report):
         return files
 
     def make_sections(self) -> Iterator[Section]:
-        depths = self.plan.get("depths")
-        yield self._section_of_depths(depths) if depths else self._section_of_settings()
+        yield self._section_of_throughput()
         yield self._section_of_latency()
         if any(f.acceptance for f in self.figures):
             yield self._section_of_acceptance()
@@ -89,36 +88,29 @@ class BenchReport(Report):
                 return [format_ratio(r) or placeholder for r in (c.user_speed, c.throughput)]
         return ["", ""]
 
-    def _section_of_settings(self) -> Section:
-        """Return the published table."""
-        head = ["load", "setting", "tokens/s per user", "over baseline"]
-        head += ["tokens/s total", "over baseline", "goodput/s", "requests", "failed"]
+    def _section_of_throughput(self) -> Section:
+        """Return the published table; with ``--depths``, a row per depth, smallest first."""
+        depths = self.plan.get("depths")
+        over = "over depth 0" if depths else "over baseline"
+        head = ["load", "depth" if depths else "setting"]
+        head += ["tokens/s per user", over, "tokens/s total", over]
+        head += ["TPOT ms", "acceptance length", "fallback"] if depths else ["goodput/s"]
         rows = []
-        for f in self.figures:
+        for f in self._sort_by_depth() if depths else self.figures:
             speed, total = self._compare(f)
-            rows.append([
-                f.load, f.setting, format_estimate(f.user_speed), speed,
-                format_estimate(f.throughput), total,
-                format_number(f.goodput), str(f.requests), str(f.failed),
-            ])  # fmt: skip
-        return Section("Throughput", head, rows)
+            row = [f.load, f.setting.removeprefix("depth ") if depths else f.setting]
+            row += [format_estimate(f.user_speed), speed, format_estimate(f.throughput), total]
+            if depths:
+                row += [format_number(_pooled_tpot_ms(f)), *_format_acceptance(f.acceptance)[:2]]
+            else:
+                row.append(format_number(f.goodput))
+            rows.append([*row, str(f.requests), str(f.failed)])
+        return Section("Throughput", [*head, "requests", "failed"], rows)
 
-    def _section_of_depths(self, depths: Sequence[int]) -> Section:
-        """Return a row per load and depth, smallest depth first."""
-        head = ["load", "depth", "tokens/s per user", "over depth 0", "tokens/s total"]
-        head += ["over depth 0", "TPOT ms", "acceptance length", "fallback", "requests", "failed"]
-        rows = []
-        for load in dict.fromkeys(f.load for f in self.figures):
-            of_load = {f.setting: f for f in self.figures if f.load == load}
-            for depth in depths:
-                f = of_load[name_depth(depth)]
-                speed, total = self._compare(f)
-                rows.append([
-                    load, str(depth), format_estimate(f.user_speed), speed,
-                    format_estimate(f.throughput), total, format_number(_pooled_tpot_ms(f)),
-                    *_format_acceptance(f.acceptance)[:2], str(f.requests), str(f.failed),
-                ])  # fmt: skip
-        return Section("Throughput", head, rows)
+    def _sort_by_depth(self) -> list[Figures]:
+        loads = list(dict.fromkeys(f.load for f in self.figures))
+        names = [name_depth(depth) for depth in self.plan["depths"]]
+        return sorted(self.figures, key=lambda f: (loads.index(f.load), names.index(f.setting)))
 
     def _section_of_latency(self) -> Section:
         head = ["load", "setting"]

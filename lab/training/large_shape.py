@@ -71,16 +71,13 @@ class LargeShape:
 
     def describe(self, config: Mapping[str, object]) -> dict[str, object]:
         """Return the configuration of a model with the demo's configuration ``config``."""
-        epsilon = float(str(config["rms_norm_eps"]))
+        own = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+        shrink = int(str(config["hidden_size"])) / self.hidden_size
         return {
             **config,
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
-            "num_attention_heads": self.num_attention_heads,
-            "num_key_value_heads": self.num_key_value_heads,
+            **{name: getattr(self, name) for name in (*own, "max_position_embeddings")},
             "head_dim": HEAD,
-            "rms_norm_eps": epsilon * int(str(config["hidden_size"])) / self.hidden_size,
-            "max_position_embeddings": self.max_position_embeddings,
+            "rms_norm_eps": float(str(config["rms_norm_eps"])) * shrink,
             "torch_dtype": dtype_name(self.dtype),
         }
 
