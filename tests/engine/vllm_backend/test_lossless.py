@@ -52,7 +52,7 @@ WAYS_TO_SAMPLE: dict[str, dict[str, Any]] = {
     "min_p": {"temperature": 2.0, "min_p": 0.1, "logit_bias": {300: 1.0, 312: -1.0}},
 }
 """Hot settings, because the demo model is sure of itself."""
-SAMPLES = 320 if SECOND_RUNNER else 600
+SAMPLES = 320 if SECOND_RUNNER else 400
 """Short samples per side of a statistical test."""
 SEEDS = 40 if SECOND_RUNNER else 100
 """Number of those samples that are taken with their seeds, too."""
@@ -151,7 +151,8 @@ async def reference(
 ) -> Reference:
     """Answers of an engine without a draft, one request at a time where batching could matter."""
     cases = [*plain(prompts), *with_logprobs(prompts), *constrained(prompts)]
-    crowd = [*long(prompts), *(one for way in WAYS_TO_SAMPLE for one in sampled(opening, way))]
+    ways = ["min_p"] if SECOND_RUNNER else WAYS_TO_SAMPLE
+    crowd = [*long(prompts), *(one for way in ways for one in sampled(opening, way))]
     alone = [await run(plain_engine, request) for request in cases]
     together = await run_all(plain_engine, crowd)
     return dict(zip(names([*cases, *crowd]), [*alone, *together], strict=True))
@@ -172,7 +173,7 @@ async def test_the_reference_has_something_to_say(reference: Reference) -> None:
 
 
 @pytest.mark.gpu_path
-@pytest.mark.parametrize("depth", [0, 1, MOST])
+@pytest.mark.parametrize("depth", [1, MOST])
 async def test_plain_text_of_one_request_at_a_time(
     engine: VllmEngine, prompts: Prompts, reference: Reference, depth: int
 ) -> None:
@@ -181,7 +182,7 @@ async def test_plain_text_of_one_request_at_a_time(
     assert_same(got, requests, reference)
     for outcome in got:
         assert len(outcome.totals.proposed_at) == depth
-        assert bool(outcome.totals.accepted) == bool(depth)
+        assert outcome.totals.accepted
 
 
 @pytest.mark.gpu_path
@@ -234,7 +235,7 @@ async def test_leaving_inside_a_draft(
 ) -> None:
     """A stop string the gateway finds: it leaves, and trims what the client did not get."""
     written = reference["plain-1"].token_ids
-    for tokens in range(1, 40, 3):
+    for tokens in range(1, 40, 6):
         got = await run(
             engine, fix_depth(MOST, make_greedy("l", prompts[1], 100)), leave_after=tokens
         )
@@ -301,10 +302,11 @@ async def test_prefix_cache_hits(
     assert_same([first, *again], [request] * (len(again) + 1), reference)
     assert again[-1].cached_tokens >= 256
     assert again[-1].totals.proposed == first.totals.proposed
+    salted = await run(engine, replace(request, cache_salt="another key"))
+    assert salted.cached_tokens == 0
 
 
-@pytest.mark.gpu_path
-@pytest.mark.parametrize("mode", ["random", "auto"])
+@pytest.mark.parametrize("mode", [pytest.param("random", marks=pytest.mark.gpu_path), "auto"])
 async def test_planned_depths(
     engine: VllmEngine, prompts: Prompts, reference: Reference, mode: str
 ) -> None:
@@ -313,11 +315,11 @@ async def test_planned_depths(
     few = [*plain(prompts), *constrained(prompts)]
     assert await engine.set_planning(mode) == mode
     try:
-        single = [] if SECOND_RUNNER or mode == "auto" else few
+        single = [] if SECOND_RUNNER or mode == "auto" else few[:FEW]
         alone = [await run(engine, request) for request in single]
         own = [fix_depth(3, replace(request, id=f"own-{request.id}")) for request in plain(prompts)]
         together = await run_all(engine, [*few, *long(prompts), *own])
-        hits = [await run(engine, long(prompts)[0]) for _ in range(2 if SECOND_RUNNER else 3)]
+        hits = [await run(engine, long(prompts)[0]) for _ in range(2)]
     finally:
         assert await engine.set_planning("off") == "off"
     assert_same(alone, few[: len(alone)], reference)

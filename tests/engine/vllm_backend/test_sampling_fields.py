@@ -54,10 +54,8 @@ class Steered:
         del self.fields["all_together"]["allowed_token_ids"]
 
     def request(self, field: str) -> EngineRequest:
-        more = 18 if SECOND_RUNNER else 30
-        return make_greedy(
-            field, self.prompt, len(self.free.token_ids) + more, **self.fields[field]
-        )
+        tokens = len(self.free.token_ids) + 30
+        return make_greedy(field, self.prompt, tokens, **self.fields[field])
 
 
 @pytest.fixture(scope="session")
@@ -74,28 +72,25 @@ async def steered(
     return Steered(free, prompts[index], renderer)
 
 
-@pytest.mark.gpu_path
 async def test_fields_of_one_request_leave_the_others_of_its_batch_alone(
     engine: VllmEngine, plain_engine: VllmEngine, steered: Steered, prompts: Prompts
 ) -> None:
-    depths = (0, MOST) if SECOND_RUNNER else DEPTHS
     requests = [
         *(steered.request(field) for field in FIELDS),
         *(make_greedy(f"other-{at_}", prompt, TOKENS) for at_, prompt in enumerate(prompts[:FEW])),
     ]
     want = [await run(plain_engine, request) for request in requests]
-    if not SECOND_RUNNER:  # whose prompt has a long answer that some fields leave as it is
-        for expected in want[: len(FIELDS)]:
-            assert expected.token_ids != steered.free.token_ids, "the field has an effect"
+    for expected in want[: len(FIELDS)]:
+        assert expected.token_ids != steered.free.token_ids, "the field has an effect"
     others = [await run(engine, request) for request in requests[len(FIELDS) :]]
-    mixed = [fix_depth(depth, request) for request in requests for depth in depths]
+    mixed = [fix_depth(depth, request) for request in requests for depth in DEPTHS]
     got = await run_all(engine, mixed)
     for number, (request, outcome) in enumerate(zip(mixed, got, strict=True)):
-        expected = want[number // len(depths)]
+        expected = want[number // len(DEPTHS)]
         assert outcome.token_ids == expected.token_ids, request.id
         assert outcome.finish == expected.finish
         assert outcome.totals.imbalance == 0
-    beside = got[len(FIELDS) * len(depths) :][len(depths) - 1 :: len(depths)]
+    beside = got[len(FIELDS) * len(DEPTHS) :][len(DEPTHS) - 1 :: len(DEPTHS)]
     for alone, outcome in zip(others, beside, strict=True):
         # A draft's near tie may go the other way in another batch, which moves one step's end.
         assert abs(outcome.totals.verify_steps - alone.totals.verify_steps) <= 1
@@ -132,49 +127,12 @@ SAMPLED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("field", [*FIELDS, *SAMPLED, "grammar", "logprobs"])
-async def test_seeded_text_is_that_of_an_engine_without_a_draft(
-    engine: VllmEngine, plain_engine: VllmEngine, steered: Steered, prompts: Prompts, field: str
-) -> None:
-    """The text is equal at every depth and at random depths, beside greedy and unseeded
-    requests."""
-    fields = dict(steered.fields.get(field) or SAMPLED.get(field) or {})
-    if "min_tokens" in fields:
-        fields["min_tokens"] = 30
-    requests = [
-        EngineRequest(f"{field}-{seed}", prompt, Sampling(40, temperature=1.5, seed=seed, **fields))
-        for seed, prompt in enumerate([prompts[2], steered.prompt])
-    ]
-    if field == "grammar":
-        constraint = Constraint("json_schema", json.dumps(SCHEMA))
-        requests = [replace(request, constraint=constraint) for request in requests]
-    if field == "logprobs":
-        requests = [replace(r, sampling=replace(r.sampling, logprobs=2)) for r in requests]
-    want = [await run(plain_engine, request) for request in requests]
-    company = [
-        make_greedy("greedy", prompts[0], 60),
-        EngineRequest("free", prompts[0], Sampling(60, temperature=1.5, **fields)),
-    ]
-    mixed = [fix_depth(depth, request) for request in requests for depth in DEPTHS]
-    got = (await run_all(engine, [*mixed, *company]))[: len(mixed)]
-    assert await engine.set_planning("random") == "random"
-    try:
-        planned = await run_all(engine, requests)
-    finally:
-        await engine.set_planning("off")
-    for number, expected in enumerate(want):
-        ours = got[number * len(DEPTHS) :][: len(DEPTHS)]
-        for outcome in (*ours, planned[number]):
-            assert outcome.token_ids == expected.token_ids, requests[number].id
-            assert outcome.finish == expected.finish
-            assert len(outcome.logprobs) == len(expected.logprobs)
-
-
 @pytest.mark.gpu_path
 async def test_every_field_in_one_seeded_batch(
     engine: VllmEngine, plain_engine: VllmEngine, steered: Steered, renderer: VllmRenderer
 ) -> None:
-    """Rows of a batch whose neighbours have other fields, other depths, or none."""
+    """Rows of a batch whose neighbours have other fields, other depths, or none; and at random
+    depths."""
     tokens = TOKENS
     fields: dict[str, dict[str, Any]] = {"none": {}, **steered.fields, **SAMPLED}
     fields["min_p_and_bias"] = {"min_p": 0.05, **steered.fields["logit_bias"]}
@@ -184,6 +142,11 @@ async def test_every_field_in_one_seeded_batch(
         given = given | ({"min_tokens": tokens - 4} if "min_tokens" in given else {})
         sampling = Sampling(tokens, temperature=1.5, seed=seed, **given)
         requests.append(EngineRequest(name, steered.prompt + prompt, sampling))
+    if not SECOND_RUNNER:
+        schema = Constraint("json_schema", json.dumps(SCHEMA))
+        requests.append(replace(requests[0], id="grammar", constraint=schema))
+        scored = replace(requests[0].sampling, logprobs=2)
+        requests.append(replace(requests[0], id="logprobs", sampling=scored))
     want = [await run(plain_engine, request) for request in requests]
     free = [
         replace(one, sampling=Sampling(tokens, temperature=1.5, seed=seed))
@@ -196,12 +159,19 @@ async def test_every_field_in_one_seeded_batch(
         if ours.token_ids == theirs.token_ids
     ]
     assert len(same) < len(fields) / 2, "too few fields have an effect on this seed's text"
-    depths = (0, MOST)
+    depths = (0, MOST) if SECOND_RUNNER else DEPTHS
     mixed = [fix_depth(depth, request) for request in requests for depth in depths]
-    for number, outcome in enumerate(await run_all(engine, mixed)):
-        expected = want[number // len(depths)]
-        assert outcome.token_ids == expected.token_ids, mixed[number].id
-        assert outcome.finish == expected.finish, mixed[number].id
+    got = await run_all(engine, mixed)
+    assert await engine.set_planning("random") == "random"
+    try:
+        got += [] if SECOND_RUNNER else await run_all(engine, requests)
+    finally:
+        await engine.set_planning("off")
+    expected = [one for one in want for _ in depths] + want
+    for number, (outcome, one) in enumerate(zip(got, expected, strict=False)):
+        assert outcome.token_ids == one.token_ids, number
+        assert outcome.finish == one.finish, number
+        assert len(outcome.logprobs) == len(one.logprobs)
         assert outcome.totals.imbalance == 0
     await check_continued(engine, requests, want)
 
@@ -279,7 +249,7 @@ async def test_preemption_chunks_and_prefix_hits(
     fields = [steered.fields[name] for name in ("logit_bias", "bad_words", "all_together")]
     fields += [{"thinking_token_budget": 8}, {"min_p": 1.0}]
     requests = []
-    for number, more in enumerate(fields * 2):
+    for number, more in enumerate([*fields, fields[0]]):
         prompt = prompts[number % 6] + filler[number:]
         request = make_greedy(f"long-{number}", prompt, 120, ignore_eos=True, **more)
         if "min_p" in more:

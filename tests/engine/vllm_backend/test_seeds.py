@@ -66,19 +66,6 @@ def assert_texts(
     return sum((outcome.totals for outcome in got), Totals())
 
 
-async def test_seeds_differ_and_repeat(
-    plain_engine: VllmEngine, requests: list[EngineRequest], texts: list[tuple[int, ...]]
-) -> None:
-    one = requests[1]
-    many = [
-        replace(one, id=f"other-{seed}", sampling=replace(one.sampling, seed=seed, temperature=1.6))
-        for seed in range(20)
-    ]
-    got = await run_all(plain_engine, many)
-    assert len({outcome.token_ids for outcome in got}) > 15
-    assert_texts(await run_all(plain_engine, requests), requests, texts)
-
-
 async def test_every_depth_in_one_batch(
     engine: VllmEngine, requests: list[EngineRequest], texts: list[tuple[int, ...]]
 ) -> None:
