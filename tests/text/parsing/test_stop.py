@@ -67,6 +67,10 @@ def test_only_stops_that_end_after_the_switch_count(text, stops, start, cut):
     assert ("".join(out), matcher.stopped) == (text[:at], stop)
 
 
+def test_a_whole_stop_is_found_where_a_longer_one_that_began_before_it_stays_open():
+    assert read(["ab"], ["abcX", "b"], include=False) == ("a", "b")
+
+
 def begin(*stops: str) -> tuple[StopText, list[str]]:
     """A matcher, and the pieces of text that it has passed on."""
     out: list[str] = []
@@ -85,6 +89,20 @@ def test_text_is_passed_on_at_once_up_to_a_stop_or_its_beginning(stop, text, pas
     matcher, out = begin(stop)
     matcher.text(text)
     assert (out, matcher.stopped) == (passed, stopped)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "wanted", "found"),
+    [
+        (["abcd"], ["abcX", "b", "bcd"], ("a", "b")),
+        (["zzab", "cX"], ["abcX", "b"], ("zz", "abcX")),
+        (["zzab", "cY"], ["abcX", "b"], ("zza", "b")),
+        (["zzab"], ["abcX", "b"], ("zza", "b")),
+        (["ab"], ["abc", "ab"], ("", "ab")),
+    ],
+)
+def test_of_stops_that_tie_the_first_and_of_those_the_shortest_counts(pieces, wanted, found):
+    assert read(pieces, wanted, include=False) == found
 
 
 def test_empty_text_is_not_passed_on():
