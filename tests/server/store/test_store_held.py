@@ -8,7 +8,7 @@ import orjson
 
 from eaglegate.server.store.base import Retention, StoredResponse
 from eaglegate.server.store.sql import SqlResponseStore
-from tests.server.store.test_store import item_of
+from tests.server.store.test_store import item_of, rows
 
 
 def held(id: str, owner: str = "ann", until: float | None = 2e9) -> StoredResponse:
@@ -68,6 +68,7 @@ async def test_items_stay_known_when_another_key_asks_to_delete_their_response()
     assert set(await store.items(["in-r1"], "ann", 1 << 20)) == {"in-r1"}
     assert await store.delete("r1", "ann")
     assert await store.items(["in-r1"], "ann", 1 << 20) == {}
+    assert rows(store, "response_items") == 0
 
 
 async def test_a_sweep_that_fails_is_logged_and_ends_nothing(caplog):
