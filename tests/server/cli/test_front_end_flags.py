@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import re
 from pathlib import Path
 
 import pytest
@@ -77,11 +76,3 @@ def test_the_page_lists_them_all() -> None:
     page = PAGE.read_text(encoding="utf-8")
     for name in (*REFUSED, *IGNORED):
         assert f"| `{flag(name)}` |" in page, name
-
-
-def test_the_page_calls_only_flags_of_vllm_the_same() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    same = re.findall(r"`(--[\w-]+)`", text.partition("**Same name")[2].partition("\n\n")[0])
-    theirs = make_arg_parser(FlexibleArgumentParser())._option_string_actions
-    assert len(same) > 15
-    assert set(same) - {"--upstream"} <= theirs.keys()
