@@ -69,13 +69,6 @@ async def test_an_invocation_is_read_as_strictly_as_its_api_reads_it(lab):
     assert wrong.json["error"]["param"] == "temperature"
 
 
-async def test_an_invocation_needs_a_key_and_a_place(lab):
-    lab.admit("user")
-    assert (await lab.post("/invocations", CHAT)).status == 401
-    lab.gateway.stop()
-    assert (await lab.post("/invocations", CHAT, key="user")).status == 503
-
-
 async def test_the_tokenizer_s_configuration_is_shown_where_that_is_asked_for(lab):
     absent = await lab.get("/tokenizer_info")
     assert absent.status == 404
