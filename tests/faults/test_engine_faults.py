@@ -6,13 +6,17 @@ import asyncio
 import os
 import random
 import signal
+import socket
 import time
+from contextlib import ExitStack, suppress
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from tests.conftest import ADMIN, serving
 from tests.faults import engine_process, kills, streams, vanish
+from tests.forks import Limits
 
 pytestmark = pytest.mark.slow
 
@@ -25,20 +29,16 @@ ARGUMENTS = (
     "--drain-s",
     "60",
 )
-LIMITS = "max-queued: 100\n"
+
+
+FILES = 1024
+CONNECTIONS = 1150
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    path = tmp_path_factory.mktemp("config") / "limits.yaml"
-    path.write_text(LIMITS)
-    return path
-
-
-@pytest.fixture(scope="module")
-def gateway(tmp_path_factory, config):
-    arguments = (*ARGUMENTS, "--config", str(config))
-    with serving(tmp_path_factory.mktemp("faults") / "serve.log", arguments) as running:
+def gateway(tmp_path_factory):
+    log = tmp_path_factory.mktemp("faults") / "serve.log"
+    with serving(log, ARGUMENTS, limits=Limits(files=FILES)) as running:
         yield running
 
 
@@ -65,10 +65,10 @@ def outcome(gateway, name):
 
 
 def test_streams_survive_the_death_of_the_engine(gateway):
-    report = kills.Report(kills=2)
+    report = kills.Report(kills=1)
     asyncio.run(kills.disturbed(gateway, report, 8, 300, minutes=3))
     assert (report.broken, report.differing) == (0, 0), report.errors
-    assert report.kills == 2
+    assert report.kills == 1
     assert report.outcomes["resumed"] > 0
     assert report.outcomes["lost"] == report.outcomes["quarantined"] == 0
 
@@ -116,7 +116,7 @@ def losses(gateway):
 
 
 def test_a_hanging_engine_is_replaced_and_its_streams_go_on(gateway):
-    bodies = [streams.request(kind, 3, 400) for kind in ("chat", "structured")]
+    bodies = [streams.request(kind, 3, 200) for kind in ("chat", "structured")]
     assert disturb_by(gateway, bodies, signal.SIGSTOP) == "hung"
     assert gateway.metric("eaglegate_engine_losses_total", cause="hung") > 0
     assert outcome(gateway, "quarantined") == 0
@@ -130,24 +130,27 @@ def test_prompts_that_were_being_read_are_read_again(gateway):
             await asyncio.sleep(0)
         assert engine_process.kill(gateway.process.pid)
 
-    disturbed_as_undisturbed(gateway, [streams.request("long", at, 20) for at in range(8)], kill)
+    disturbed_as_undisturbed(gateway, [streams.request("long", at, 20) for at in range(3)], kill)
     assert outcome(gateway, "rerun") > before
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGABRT])
-def test_structured_answers_are_replayed(gateway, how):
+def test_structured_answers_are_replayed(gateway):
     before = outcome(gateway, "replayed")
     bodies = [streams.request("structured", at, 400) for at in range(4)]
-    assert disturb_by(gateway, bodies, how) == "died"
+    assert disturb_by(gateway, bodies, signal.SIGABRT) == "died"
     assert outcome(gateway, "replayed") > before
 
 
 def test_seeded_text_and_accounts_are_exact_when_the_engine_is_killed(tmp_path):
-    """Resumed behind its tokens, or replayed where a penalty counts them. Lookups write a part."""
+    """Resumed behind its tokens, or replayed where a penalty counts them. Lookups write a part.
+
+    The next engine is given the step times that the first one learnt.
+    """
     lookups = ("--lookup=8", "--no-async-scheduling")
     exact = (*ARGUMENTS, "--depth", "auto", "--engine-hang-s", "60", *lookups)
     with serving(tmp_path / "serve.log", exact) as gateway:
         check_exact(gateway)
+        assert gateway.log.read_text().count("step times are known from the last engine") == 1
 
 
 def check_exact(gateway):
@@ -178,70 +181,35 @@ def check_exact(gateway):
         assert count(f"drafter_{name}") == count(name)
 
 
+def flood(stack, url):
+    """More idle connections than the gateway may open files."""
+    address = urlsplit(url)
+    for _ in range(CONNECTIONS):
+        client = stack.enter_context(socket.socket())
+        client.settimeout(5)
+        with suppress(OSError):
+            client.connect((address.hostname, address.port))
+
+
 def test_an_engine_killed_while_it_starts_again_is_started_once_more(gateway):
+    """Beside idle connections, which leave files for engines and are not kept for ever."""
+    pid = gateway.process.pid
+
     async def kill_twice(began):
         await began.wait()
-        first = engine_process.engine_pid(gateway.process.pid)
-        assert engine_process.kill(gateway.process.pid)
-        os.kill(await engine_process.next_one(gateway.process.pid, first), signal.SIGKILL)
+        await asyncio.to_thread(flood, stack, gateway.url)
+        assert engine_process.open_files(pid) < FILES - 64, "files are left for the engine"
+        first = engine_process.engine_pid(pid)
+        assert engine_process.kill(pid)
+        os.kill(await engine_process.next_one(pid, first), signal.SIGKILL)
 
-    disturbed_as_undisturbed(gateway, [streams.request("chat", 5, 300)], kill_twice)
-    assert gateway.metric("eaglegate_engine_losses_total", cause="start") >= 1
-
-
-def test_the_bound_of_the_depth_holds_now_and_is_taken_while_the_engine_is_away(gateway):
-    def drafted_per_step():
-        names = ("eaglegate_drafted_tokens_total", "eaglegate_verify_steps_total")
-        before = [gateway.metric(name) or 0 for name in names]
-        (heard,) = asyncio.run(streams.hear_all(gateway.url, [streams.request("chat", 7, 100)]))
-        assert heard.whole
-        now = [gateway.metric(name) for name in names]
-        return (now[0] - before[0]) / (now[1] - before[1])
-
-    def put(depth):
-        """Return whether the bound waits for the next engine."""
-        given = {"bound": depth}
-        answer = httpx.put(f"{gateway.operator}/admin/speculation", json=given, timeout=60).json()
-        assert answer["bound"] == depth
-        return answer["bound_pending"]
-
-    assert drafted_per_step() > 2
-    assert not put(1)
-    assert drafted_per_step() == 1
-    before = len(losses(gateway))
-    assert engine_process.kill(gateway.process.pid)
-    while len(losses(gateway)) == before:
-        time.sleep(0.05)
-    assert put(2)
-    assert 1 < drafted_per_step() <= 2
-    assert not put(3)
-    assert drafted_per_step() > 2
-
-
-def test_limits_are_read_again_under_a_running_stream(gateway, config):
-    def reload():
-        return httpx.post(f"{gateway.operator}/admin/reload", timeout=60)
-
-    def write(text):
-        """Write the file at once: a signal must not find an empty one."""
-        config.with_suffix(".new").write_text(text)
-        config.with_suffix(".new").replace(config)
-
-    async def change(began):
-        await began.wait()
-        write("max-queued: 7\n")
-        assert (await asyncio.to_thread(reload)).json()["bounds"]["queued"] == 7
-        write("max-queued: many\n")
-        broken = await asyncio.to_thread(reload)
-        assert broken.status_code == 400
-        gateway.process.send_signal(signal.SIGHUP)
-        write("no-such-flag: 1\n")
-        broken = await asyncio.to_thread(reload)
-        assert "no-such-flag" in broken.json()["error"]["message"]
-
-    disturbed_as_undisturbed(gateway, [streams.request("chat", 9, 300)], change)
-    bounds = httpx.get(f"{gateway.operator}/admin/status", timeout=60).json()["bounds"]
-    assert bounds["queued"] == 7
+    with ExitStack() as stack:
+        disturbed_as_undisturbed(gateway, [streams.request("chat", 5, 600)], kill_twice)
+        assert gateway.metric("eaglegate_engine_losses_total", cause="start") >= 1
+        end = time.monotonic() + 60
+        while engine_process.open_files(pid) > FILES // 4:
+            assert time.monotonic() < end, "idle connections stay"
+            time.sleep(0.5)
 
 
 def test_clients_that_vanish_leave_nothing_behind(gateway):
@@ -251,27 +219,15 @@ def test_clients_that_vanish_leave_nothing_behind(gateway):
     assert left.tasks_after <= left.tasks_before + 2
 
 
-def test_a_pattern_that_never_ends_is_refused_and_stops_nobody(gateway):
-    asked = {"structured_outputs": {"regex": "(.?){600}"}, "stream": False}
-    body = streams.request("chat", 1, 20) | asked
-    del body["stream_options"]
-    answer = httpx.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=120)
-    assert answer.status_code == 400
-    assert "too complex" in answer.json()["error"]["message"]
+def test_a_signal_to_the_group_drains(gateway):
+    """Ctrl-C sends such a signal: every process gets it, and each stream gets its time."""
+    pids = [gateway.process.pid, *engine_process.descendants(gateway.process.pid)]
 
-
-def test_running_requests_finish_before_the_gateway_exits(gateway):
-    body = streams.request("chat", 1, 600)
-
-    async def heard():
-        began = asyncio.Event()
-        task = asyncio.create_task(streams.hear_all(gateway.url, [body], began))
+    async def send(began):
         await began.wait()
-        gateway.process.send_signal(signal.SIGTERM)
-        return (await task)[0]
+        for pid in pids:
+            os.kill(pid, signal.SIGINT)
 
-    assert asyncio.run(heard()).whole
-    pid, began = engine_process.engine_pid(gateway.process.pid), time.monotonic()
+    disturbed_as_undisturbed(gateway, [streams.request("chat", at, 300) for at in range(4)], send)
     assert gateway.process.wait(60) == 0
-    assert time.monotonic() - began < 60
-    assert pid is None or not engine_process.title(pid)
+    engine_process.wait_until_gone(pids[1:])
