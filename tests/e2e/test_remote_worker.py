@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 PROMPTS = [
     json.loads(line)
-    for line in (Path(__file__).parent / "prompts.jsonl").read_text("utf-8").splitlines()
+    for line in (Path(__file__).parent / "prompts.jsonl").read_text("utf-8").splitlines()[::2]
 ]
 PAIRS = {
     "verify_steps": "num_drafts",
@@ -113,20 +113,6 @@ def test_answers_and_accounts_are_those_of_an_engine_in_process(answers, demo_ga
         }
 
 
-@pytest.mark.parametrize("field", ["logit_bias", "min_p"])
-def test_fields_that_steer_sampling_pass_beside_a_draft(gateway, demo_gateway, field):
-    free = said(ask(demo_gateway, LONG))
-    (token, *_) = httpx.post(
-        f"{demo_gateway.url}/tokenize", json={"prompt": " cat", "add_special_tokens": False}
-    ).json()["tokens"]
-    fields = {"logit_bias": {token: -100}} if field == "logit_bias" else {"min_p": 0.2}
-    fields["per_request_spec_decode_metrics"] = "summary"
-    here, there = ask(demo_gateway, LONG, **fields), ask(gateway, LONG, **fields)
-    assert said(there) == said(here)
-    assert (said(there) != free) == (field == "logit_bias")
-    assert drafts(there)["num_accepted_draft_tokens"] > 0
-
-
 def test_totals_are_the_workers_own(gateway, worker):
     with same_totals(gateway, worker), ThreadPoolExecutor(8) as many:
         list(many.map(lambda prompt: streamed(gateway, prompt), PROMPTS[:16]))
@@ -182,28 +168,6 @@ def theirs(worker: WorkerProcess) -> dict[str, float]:
     return {name: worker.metric(f"vllm:spec_decode_{named}_total") for name, named in PAIRS.items()}
 
 
-def test_depth_is_honoured_by_request(gateway):
-    told = drafts(
-        ask(gateway, LONG, num_speculative_tokens=1, per_request_spec_decode_metrics="detailed")
-    )
-    assert set(told["per_step_drafted"]) == {1}
-
-
-def test_tool_calls_are_streamed(gateway):
-    prompt = next(prompt for prompt in PROMPTS if prompt["name"] == "tool_call-1")
-    whole = said(ask(gateway, prompt))
-    deltas = [
-        call["function"]
-        for chunk in streamed(gateway, prompt, num_speculative_tokens=0)  # a token a step
-        for choice in chunk["choices"]
-        for call in choice["delta"].get("tool_calls") or ()
-    ]
-    (name, arguments) = whole[2][0]
-    assert deltas[0]["name"] == name
-    assert "".join(delta.get("arguments") or "" for delta in deltas) == arguments
-    assert len(deltas) > 2
-
-
 def test_a_stop_string_leaves_tokens_nobody_accounts_for(gateway, worker):
     whole = said(ask(gateway, LONG))[0]
     word = whole.split()[3]  # not a word of the thoughts, where a stop string counts, too
@@ -213,13 +177,6 @@ def test_a_stop_string_leaves_tokens_nobody_accounts_for(gateway, worker):
     assert "metrics" not in cut
     assert totals(gateway)["unaccounted_tokens"] > before
     idle(worker)
-
-
-def test_a_grammar_that_is_none_is_the_clients_error(gateway):
-    body = {"model": "demo", **LONG, "structured_outputs": {"regex": "["}}
-    answer = httpx.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=60)
-    assert answer.status_code == 400
-    assert "grammar" in answer.json()["error"]["message"]
 
 
 def test_a_client_that_leaves_frees_the_worker(gateway, worker):
@@ -239,7 +196,7 @@ def test_the_banner_names_unknown_speculation(gateway, text_gateway):
 
 
 def test_text_alone_gives_the_same_answers_and_no_account(text_gateway, gateway):
-    for prompt in PROMPTS[:6]:
+    for prompt in PROMPTS[:2]:
         asked = {"per_request_spec_decode_metrics": "detailed"}
         answer = ask(text_gateway, prompt, **asked)
         assert said(answer)[:3] == said(ask(gateway, prompt))[:3], prompt["name"]
