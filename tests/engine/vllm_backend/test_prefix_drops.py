@@ -26,7 +26,6 @@ from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_contract import is_vllm_since
 from eaglegate.features.prefix_cache.engine.drops import PrefixDrops
 from eaglegate.features.prefix_cache.engine.step_plugin import PrefixCache
-from tests.engine.vllm_backend.conftest import run_engine
 from tests.engine.vllm_backend.test_scheduler import BLOCK as LARGE_BLOCK
 from tests.engine.vllm_backend.test_scheduler import Pretence
 
@@ -133,19 +132,20 @@ def draw_prompts() -> list[tuple[int, ...]]:
     return [*prompts, (*prompts[-1][:520], *range(200, 330))]
 
 
-async def measure(**config: object) -> tuple[int, int]:
+async def measure(engine: VllmEngine) -> tuple[int, int]:
     computed = recomputed = 0
-    async with run_engine(**config) as engine:
-        for number, prompt in enumerate(draw_prompts()):
-            found = await ask(engine, number, prompt)
-            computed, recomputed = computed + found[0], recomputed + found[1]
+    for number, prompt in enumerate(draw_prompts()):
+        found = await ask(engine, number, prompt)
+        computed, recomputed = computed + found[0], recomputed + found[1]
     return computed, recomputed
 
 
 @pytest.mark.slow
-async def test_tokens_computed_with_a_draft_less_those_without_are_the_metric() -> None:
-    with_draft = await measure()
-    without = await measure(speculative_config=None)
+@pytest.mark.asyncio(loop_scope="session")
+async def test_tokens_computed_with_a_draft_less_those_without_are_the_metric(
+    engine: VllmEngine, plain_engine: VllmEngine
+) -> None:
+    with_draft, without = await measure(engine), await measure(plain_engine)
     assert without[1] == 0
     # The block hashes of vLLM 0.33 cover what the draft reads after the block: no hit loses one.
     assert (with_draft[1] > 0) is not is_vllm_since(0, 33)
