@@ -7,7 +7,6 @@ import ipaddress
 import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import urlsplit
 
 from eaglegate.engine.bounded_yaml import InvalidYaml, read_text
@@ -22,19 +21,6 @@ class DiscoveryError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(redact(message))
-
-
-class WorkerSource(Protocol):
-    """A source of worker addresses, which are opaque strings here."""
-
-    @property
-    def interval_s(self) -> float:
-        """Pause between two readings."""
-        ...
-
-    async def read(self) -> frozenset[str]:
-        """Return the addresses of all workers. Raises DiscoveryError."""
-        ...
 
 
 class StaticSource:
@@ -123,6 +109,11 @@ class FileSource:
             return frozenset(map(self._canonical, _split_lines(text)))
         except ValueError as error:
             raise DiscoveryError(f"{self._path}: {error}") from error
+
+
+WorkerSource = StaticSource | DnsSource | FileSource
+"""A source of worker addresses, which are opaque strings here. ``interval_s`` is the pause between
+two readings, and ``read`` raises DiscoveryError."""
 
 
 def _split_lines(text: str) -> list[str]:

@@ -257,7 +257,7 @@ class Fleet(EnginePool, CountsImages):
                 if worker.is_serving and (session := worker.session) is not None:
                     break
                 await stack.aclose()  # lost while the request waited for isolation
-            stack.enter_context(session.use())
+            stack.enter_context(session)
             yield WorkerSlot(session, inflight, pending_start, self, worker, assignment)
 
     def find_alternatives(self, inflight: InFlightRequest) -> list[Worker]:
@@ -386,7 +386,7 @@ class Fleet(EnginePool, CountsImages):
         self._versions = versions
 
     def _record_loss(self, worker: Worker, cause: LossCause) -> None:
-        self._losses.add(create_loss(cause, worker.reason, None, None, worker.name))
+        self.losses.append(create_loss(cause, worker.reason, None, None, worker.name))
 
     def _explain_no_worker(self) -> str:
         if not self.workers:

@@ -37,9 +37,6 @@ class WorkerLoad:
         self.tokens = 0.0
         self.requests = 0
 
-    def add_charge(self, prefill: float, output: float, weight: float = 1.0) -> LoadCharge:
-        return LoadCharge(self, prefill, output, weight)
-
 
 class LoadCharge:
     """One request's share of a load, from submission to ``settle``."""
@@ -292,5 +289,5 @@ class LoadBalancer:
         self._memories[worker.name].add(names)
         cached_tokens = min(worker.known_blocks * settings.block, request.num_prompt)
         prefill = request.num_prompt - cached_tokens
-        charge = self._loads[worker.name].add_charge(prefill, output, settings.output_weight)
+        charge = LoadCharge(self._loads[worker.name], prefill, output, settings.output_weight)
         return Assignment(worker.name, reason, charge, cached_tokens)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -217,24 +215,6 @@ class EngineLoss:
         details = [text for text in (self.ended_by, self.error) if text] or [self.reason]
         lifetime = "" if self.lived_s is None else f" after {self.lived_s:.1f} s"
         return f"{self.cause}{lifetime}: {'; '.join(details)}"
-
-
-class LossLog:
-    """The last losses, oldest first."""
-
-    def __init__(self) -> None:
-        self._losses: deque[EngineLoss] = deque(maxlen=KEPT)
-
-    def add(self, loss: EngineLoss) -> None:
-        self._losses.append(loss)
-
-    @property
-    def last(self) -> EngineLoss:
-        """The last loss. Raises IndexError if there was none."""
-        return self._losses[-1]
-
-    def __iter__(self) -> Iterator[EngineLoss]:
-        return iter(tuple(self._losses))
 
 
 def create_loss(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -18,8 +19,9 @@ from functools import partial
 from eaglegate.engine.base import Engine, SupportsUnclaimed
 from eaglegate.engine.supervision.draft_blame import DeathInquiry, DraftBlame, DraftHold
 from eaglegate.engine.supervision.policy import (
+    KEPT,
     AppliedDepth,
-    LossLog,
+    EngineLoss,
     RecoveryObserver,
     StallDetector,
     SupervisionTimeouts,
@@ -52,19 +54,11 @@ class PendingStart:
         self.started = False
 
     async def __aenter__(self) -> PendingStart:
-        await self.begin()
+        await self._isolation.enter(*self._rank)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.end()
-
-    async def begin(self) -> None:
-        """Wait until the request may be submitted."""
-        await self._isolation.enter(*self._rank)
-
-    def end(self) -> None:
-        if not self.started:
-            self._isolation.leave()
+        self.confirm()
 
     def confirm(self) -> None:
         if not self.started:
@@ -127,8 +121,8 @@ class PoisonIsolation:
 
 
 class EngineSession:
-    """One engine object in use. Once retired, it takes no new requests and closes after the last
-    one."""
+    """One engine object in use, and the context in which a request runs in it. Once retired, it
+    takes no new requests and closes after the last one."""
 
     def __init__(self, engine: Engine, info: EngineInfo, close_s: float = CLOSE_S) -> None:
         self.engine = engine
@@ -146,21 +140,11 @@ class EngineSession:
         self._retired = False
         self._closing: asyncio.Task[None] | None = None
 
-    def use(self) -> EngineSession:
-        """Return a context manager during which a request runs in the session."""
-        return self
-
     def __enter__(self) -> EngineSession:
-        self.begin_request()
+        self.stall_detector.begin()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.end_request()
-
-    def begin_request(self) -> None:
-        self.stall_detector.begin()
-
-    def end_request(self) -> None:
         self.stall_detector.end()
         if self._retired:
             self._close_if_idle()
@@ -253,7 +237,8 @@ class EnginePool(Engine, SupportsUnclaimed):
         self._depth: int | None = None
         """Bound on every request's depth, set by an operator."""
         self.draft_blame = DraftBlame()
-        self._losses = LossLog()
+        self.losses: deque[EngineLoss] = deque(maxlen=KEPT)
+        """The last engine losses, oldest first."""
         self._recovery = RequestRecovery(self, self.timeouts, self.observer)
         self._changed = asyncio.Event()
 
@@ -275,11 +260,6 @@ class EnginePool(Engine, SupportsUnclaimed):
     def unclaimed(self) -> Totals:
         """Steps whose tokens no request received, counted from replays and by the engines."""
         return sum((session.unclaimed for session in self._sessions()), self._recovery.replayed)
-
-    @property
-    def losses(self) -> LossLog:
-        """The last engine losses, oldest first."""
-        return self._losses
 
     @property
     def accounts(self) -> bool:

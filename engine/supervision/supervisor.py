@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from eaglegate.engine.base import (
     CountsImages,
@@ -52,7 +52,6 @@ from eaglegate.engine.supervision.policy import (
 from eaglegate.engine.supervision.pool import (
     EnginePool,
     EngineSession,
-    PendingStart,
     PoisonIsolation,
     SessionSubmission,
     close_engine,
@@ -63,6 +62,7 @@ from eaglegate.engine.types import EngineInfo, EngineRequest, Health, PostMortem
 from eaglegate.text.media.image import Image
 
 log = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
 
 BOUND_S = 2.0
 """Longest time that an operator's request waits for the engine's answer, in seconds."""
@@ -82,37 +82,6 @@ class LocalSubmission(SessionSubmission):
             raise error
         self.report(self.session, str(error))
         return self.session.failure
-
-
-class LocalTurn:
-    """Context of one submission: waits for its turn and for a session, and releases both at the
-    end."""
-
-    def __init__(
-        self,
-        pending_start: PendingStart,
-        wait_session: Callable[[], Awaitable[EngineSession]],
-        inflight: InFlightRequest,
-        report: Callable[[EngineSession, str], None],
-    ) -> None:
-        self._pending, self._wait_session = pending_start, wait_session
-        self._inflight, self._report = inflight, report
-
-    async def __aenter__(self) -> LocalSubmission:
-        await self._pending.begin()
-        try:
-            self._session = await self._wait_session()
-        except BaseException:
-            self._pending.end()
-            raise
-        self._session.begin_request()
-        return LocalSubmission(self._session, self._inflight, self._pending, self._report)
-
-    async def __aexit__(self, *_: object) -> None:
-        try:
-            self._session.end_request()
-        finally:
-            self._pending.end()
 
 
 @dataclass(eq=False)
@@ -240,35 +209,33 @@ class SupervisedEngine(
         Does not wait for an engine that is restarting or slow to answer; the next engine is held.
         """
         session = self._session
-        if session is None or (engine := session.engine.capability(SupportsPlanning)) is None:
+        if session is None or session.engine.capability(SupportsPlanning) is None:
             return False
-        is_frozen = session.info.plans_depth
-        if not session.lost:
-            with suppress(TimeoutError, EngineError):
-                async with asyncio.timeout(BOUND_S):
-                    is_frozen = await engine.freeze_planning(depth)
+        is_frozen = await self._ask_planner(
+            lambda engine: engine.freeze_planning(depth), session.info.plans_depth
+        )
         if is_frozen:
             self._frozen = depth
         return is_frozen
 
     async def describe_slices(self) -> Sequence[Mapping[str, Any]]:
         """See ``engine.base.SupportsPlanning``. Empty while the engine cannot answer."""
-        session = self._live_session
-        if session is None or (engine := session.engine.capability(SupportsPlanning)) is None:
-            return ()
-        with suppress(TimeoutError, EngineError):
-            async with asyncio.timeout(BOUND_S):
-                return await engine.describe_slices()
-        return ()
+        return await self._ask_planner(lambda engine: engine.describe_slices(), ())
 
     async def forget_tenants(self, tenants: Sequence[str]) -> None:
         """See ``engine.base.SupportsPlanning``. A new engine knows no tenants."""
+        await self._ask_planner(lambda engine: engine.forget_tenants(tenants), None)
+
+    async def _ask_planner(
+        self, ask: Callable[[SupportsPlanning], Awaitable[Answer]], default: Answer
+    ) -> Answer:
+        """Return the running planner's answer, or ``default`` while the engine cannot answer."""
         session = self._live_session
-        if session is None or (engine := session.engine.capability(SupportsPlanning)) is None:
-            return
-        with suppress(TimeoutError, EngineError):
-            async with asyncio.timeout(BOUND_S):
-                await engine.forget_tenants(tenants)
+        if session is not None and (engine := session.engine.capability(SupportsPlanning)):
+            with suppress(TimeoutError, EngineError):
+                async with asyncio.timeout(BOUND_S):
+                    return await ask(engine)
+        return default
 
     async def score(
         self,
@@ -347,11 +314,12 @@ class SupervisedEngine(
     def reset_failures(self) -> None:
         self._restarts.reset_failures()
 
-    def submit(self, inflight: InFlightRequest) -> LocalTurn:
-        pending_start = self._isolation.admit(
-            strikes=inflight.strikes, submissions=inflight.submissions
-        )
-        return LocalTurn(pending_start, self._wait_session, inflight, self._handle_death)
+    @asynccontextmanager
+    async def submit(self, inflight: InFlightRequest) -> AsyncIterator[LocalSubmission]:
+        rank = {"strikes": inflight.strikes, "submissions": inflight.submissions}
+        async with self._isolation.admit(**rank) as pending_start:
+            with await self._wait_session() as session:
+                yield LocalSubmission(session, inflight, pending_start, self._handle_death)
 
     def _sessions(self) -> Iterable[EngineSession]:
         return () if self._live_session is None else (self._live_session,)
@@ -411,7 +379,7 @@ class SupervisedEngine(
         """Log how a closed engine ended, and record it for operators."""
         post_mortem = await _examine(engine)
         loss = create_loss(cause, reason, lived_s, post_mortem)
-        self._losses.add(loss)
+        self.losses.append(loss)
         lines = "".join(f"\n    {line}" for line in loss.log)
         log.error("cause of the engine loss: %s%s", loss.summary, lines)
 
@@ -420,7 +388,7 @@ class SupervisedEngine(
         if self._restarts.exhausted:
             self._give_up(
                 f"The engine was lost {self._restarts.failures} times in a row without serving a "
-                f"token and is not started again. The last time: {self._losses.last.summary}"
+                f"token and is not started again. The last time: {self.losses[-1].summary}"
             )
             return None
         await asyncio.sleep(self._restarts.pause_s)

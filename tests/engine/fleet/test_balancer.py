@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from eaglegate.engine.fleet.routing import (
     LoadBalancer,
+    LoadCharge,
     OutputEstimate,
     PrefixMemory,
     WorkerLoad,
@@ -106,8 +107,8 @@ def test_a_worker_that_comes_back_has_forgotten_and_still_carries_what_runs():
 
 def test_a_charge_shrinks_with_every_token_and_leaves_nothing():
     load = WorkerLoad()
-    charge = load.add_charge(100, 10)
-    other = load.add_charge(7, 1)
+    charge = LoadCharge(load, 100, 10, 1.0)
+    other = LoadCharge(load, 7, 1, 1.0)
     assert load.tokens == 118
     charge.record_tokens(1)
     assert load.tokens == 9 + 8, "its prompt is prefilled with the first token"
@@ -124,7 +125,7 @@ def test_a_charge_shrinks_with_every_token_and_leaves_nothing():
 @given(st.lists(st.tuples(st.integers(0, 500), st.lists(st.integers(0, 40), max_size=5))))
 def test_loads_end_at_nothing(requests):
     load = WorkerLoad()
-    charges = [load.add_charge(prefill, 20, 1.5) for prefill, _ in requests]
+    charges = [LoadCharge(load, prefill, 20, 1.5) for prefill, _ in requests]
     for charge, (_, made) in zip(charges, requests, strict=True):
         for tokens in made:
             charge.record_tokens(tokens)
