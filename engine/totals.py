@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import zip_longest
+from operator import attrgetter
+from typing import Any
 
 WORTHLESS = 1.2
 """Acceptance length below which a draft can hardly pay for itself at any depth."""
@@ -46,24 +48,7 @@ class Totals:
     """Draft tokens among A that came from a lookup."""
 
     def __add__(self, other: Totals) -> Totals:
-        return Totals(
-            requests=self.requests + other.requests,
-            tokens=self.tokens + other.tokens,
-            first_tokens=self.first_tokens + other.first_tokens,
-            verify_steps=self.verify_steps + other.verify_steps,
-            proposed=self.proposed + other.proposed,
-            accepted=self.accepted + other.accepted,
-            cut=self.cut + other.cut,
-            lost_bonus=self.lost_bonus + other.lost_bonus,
-            rejected=self.rejected + other.rejected,
-            undrafted=self.undrafted + other.undrafted,
-            off=self.off + other.off,
-            accepted_at=_add_columns(self.accepted_at, other.accepted_at),
-            proposed_at=_add_columns(self.proposed_at, other.proposed_at),
-            lookup_steps=self.lookup_steps + other.lookup_steps,
-            lookup_proposed=self.lookup_proposed + other.lookup_proposed,
-            lookup_accepted=self.lookup_accepted + other.lookup_accepted,
-        )
+        return Totals(*map(_add, _READ(self), _READ(other)))
 
     @property
     def plain_steps(self) -> int:
@@ -138,5 +123,10 @@ class Totals:
         return tuple(at_least[i] - at_least[i + 1] for i in range(len(at_least) - 1))
 
 
-def _add_columns(counts: tuple[int, ...], addends: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(a + b for a, b in zip_longest(counts, addends, fillvalue=0))
+_READ = attrgetter(*Totals.__slots__)
+
+
+def _add(count: Any, addend: Any) -> Any:
+    if isinstance(count, tuple):
+        return tuple(a + b for a, b in zip_longest(count, addend, fillvalue=0))
+    return count + addend

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -69,8 +69,8 @@ class Slot:
 class DayHistory(MetricGroup):
     """History of the day. It gets the reports of a metric group and declares no metrics."""
 
-    def __init__(self, scope: MetricScope, wall_clock: Callable[[], float] = time.time) -> None:
-        self._wall = wall_clock
+    def __init__(self, scope: MetricScope) -> None:
+        self.wall_clock = time.time
         self._slots: deque[Slot] = deque(maxlen=SLOTS)
         self._events: deque[Row] = deque(maxlen=MOST_EVENTS)
         super().__init__(scope)
@@ -83,10 +83,6 @@ class DayHistory(MetricGroup):
         self.on(EngineLost, lambda fact: self._add_event("engine lost", fact.engine, fact.cause))
         self.on(DepthHeld, self._add_hold)
         self.on(DraftSwapped, self._add_swap)
-
-    def set_wall_clock(self, wall_clock: Callable[[], float]) -> None:
-        """Use another clock, in tests and benchmarks."""
-        self._wall = wall_clock
 
     def record_progress(self, progress: DecodeProgress) -> None:
         slot = self._open_slot()
@@ -122,10 +118,10 @@ class DayHistory(MetricGroup):
         self._add_event("draft " + swap.kind, swap.after[:16], f"in place of {swap.before[:16]}")
 
     def _add_event(self, kind: str, name: str, detail: str) -> None:
-        self._events.append({"at": self._wall(), "what": kind, "name": name, "more": detail})
+        self._events.append({"at": self.wall_clock(), "what": kind, "name": name, "more": detail})
 
     def _open_slot(self) -> Slot:
-        slot_index = int(self._wall() / SLOT_S)
+        slot_index = int(self.wall_clock() / SLOT_S)
         if not self._slots or self._slots[-1].index != slot_index:
             self._slots.append(Slot(slot_index))
         slot, queue = self._slots[-1], self.scope.admission()
@@ -137,7 +133,7 @@ class DayHistory(MetricGroup):
     def describe(self, kind: str = ALL, name: str = "") -> Row:
         """Describe the day of one slice, oldest slot first, and the counts and events of all
         slices."""
-        key, now = (kind, name), self._wall()
+        key, now = (kind, name), self.wall_clock()
         return {
             "slot_s": SLOT_S,
             "now": now,
@@ -167,14 +163,10 @@ def _describe_slot(slot: Slot, key: SliceKey) -> Row:
         "requests": sums.requests,
         "tokens": totals.tokens,
         "tokens_per_s": totals.tokens / SLOT_S,
-        "acceptance_length": totals.acceptance_length,
         "acceptance_at": totals.conditional_acceptance,
-        "fallback_ratio": totals.fallback_ratio,
         "steps_by_depth": count_depths(totals),
-        "tpot_s": sums.tpot,
-        "ttft_s": sums.ttft,
-        "failed": sums.failed,
     }
+    row |= sums.describe()
     if key == WHOLE:
         row |= {"queued": slot.queued, "running": slot.running}
         row |= {kind: dict(counts) for kind, counts in slot.counts.items()}

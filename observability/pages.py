@@ -25,7 +25,7 @@ from eaglegate.observability.metrics.base import AdmissionQueue
 from eaglegate.observability.metrics.engine import summarize_planner
 from eaglegate.observability.problems import find_problem, list_problems
 from eaglegate.observability.telemetry import Telemetry
-from eaglegate.observability.windows import ALL, KINDS, SlidingWindow, WindowSums
+from eaglegate.observability.windows import ALL, KINDS, SlidingWindow
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -145,24 +145,19 @@ def summarize_window(window: SlidingWindow, now: float) -> Row:
         "mean_depth": totals.mean_depth,
         "drafted_tokens": totals.proposed,
         "wasted_tokens": totals.wasted,
-        "acceptance_length": length,
         "baseline": baseline,
         "against_baseline": length / baseline if length and baseline else None,
         "acceptance_per_position": totals.acceptance_per_position,
         "conditional_acceptance": totals.conditional_acceptance,
-        "fallback_ratio": totals.fallback_ratio,
         "fallback_by_reason": totals.fallback_by_reason,
-        "tpot_s": sums.tpot,
-        "ttft_s": sums.ttft,
-        "failed": sums.failed,
         "problem": find_problem(totals),
-    }
+    } | sums.describe()
 
 
 def list_history(telemetry: Telemetry, now: float) -> list[Row]:
     """Return the window's buckets, oldest first. The last one is still filling."""
     return [
-        _summarize_bucket(age, sums, window.bucket_s)
+        {"age_s": age, "tokens_per_s": sums.totals.tokens / window.bucket_s} | sums.describe()
         for _, window in telemetry.book.of_kind(ALL)
         for age, sums in window.history(now)
     ]
@@ -206,34 +201,12 @@ def _describe_admission(queue: AdmissionQueue | None) -> Row | None:
 def _describe_worker(worker: WorkerStatus) -> Row:
     """Describe a worker. ``acceptance_length`` covers all its work, including other clients'
     requests."""
-    totals = worker.counted
-    return {
-        "name": worker.name,
-        "version": worker.version,
-        "state": worker.state.value,
-        "reason": worker.reason,
-        "running": worker.running,
-        "outstanding_tokens": round(worker.outstanding),
-        "requests": worker.requests,
-        "tokens": worker.tokens,
-        "retried": worker.retried,
-        "continued": worker.continued,
-        "openings": worker.openings,
+    totals, row = worker.counted, asdict(worker)
+    del row["counted"]
+    return row | {
+        "outstanding_tokens": round(row.pop("outstanding")),
         "acceptance_length": None if totals is None else totals.acceptance_length,
         "problem": None if totals is None else find_problem(totals),
-        "findings": [asdict(finding) for finding in worker.findings],
-    }
-
-
-def _summarize_bucket(age: float, sums: WindowSums, bucket_s: float) -> Row:
-    return {
-        "age_s": age,
-        "acceptance_length": sums.totals.acceptance_length,
-        "fallback_ratio": sums.totals.fallback_ratio,
-        "tpot_s": sums.tpot,
-        "tokens_per_s": sums.totals.tokens / bucket_s,
-        "ttft_s": sums.ttft,
-        "failed": sums.failed,
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from operator import attrgetter, sub
+from operator import add, attrgetter, sub
 
 from msgspec.structs import replace
 
@@ -54,12 +54,10 @@ class PhaseShare:
     seconds: float = 0.0
 
     def __add__(self, other: PhaseShare) -> PhaseShare:
-        return PhaseShare(
-            self.totals + other.totals,
-            self.tokens + other.tokens,
-            self.timed_tokens + other.timed_tokens,
-            self.seconds + other.seconds,
-        )
+        return PhaseShare(*map(add, _SHARES(self), _SHARES(other)))
+
+
+_SHARES = attrgetter(*PhaseShare.__slots__)
 
 
 class SequenceTimeline:

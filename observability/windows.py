@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import reduce
-from operator import add
+from operator import add, attrgetter
 
 from eaglegate.engine.events import Ending
 from eaglegate.engine.totals import Totals
@@ -42,15 +42,7 @@ class WindowSums:
         return cls(0, share.timed_tokens, share.seconds, share.totals)
 
     def __add__(self, other: WindowSums) -> WindowSums:
-        return WindowSums(
-            self.requests + other.requests,
-            self.timed_tokens + other.timed_tokens,
-            self.seconds + other.seconds,
-            self.totals + other.totals,
-            self.failed + other.failed,
-            self.started + other.started,
-            self.waited_s + other.waited_s,
-        )
+        return WindowSums(*map(add, _SUMS(self), _SUMS(other)))
 
     @property
     def tpot(self) -> float | None:
@@ -61,6 +53,19 @@ class WindowSums:
     def ttft(self) -> float | None:
         """Mean time to the first token, in seconds."""
         return self.waited_s / self.started if self.started else None
+
+    def describe(self) -> dict[str, float | None]:
+        """Return the numbers that every page shows."""
+        return {
+            "acceptance_length": self.totals.acceptance_length,
+            "fallback_ratio": self.totals.fallback_ratio,
+            "tpot_s": self.tpot,
+            "ttft_s": self.ttft,
+            "failed": self.failed,
+        }
+
+
+_SUMS = attrgetter(*WindowSums.__slots__)
 
 
 class SlidingWindow:

@@ -151,4 +151,4 @@ def test_findings_of_the_probe_are_in_the_metrics_and_on_the_page():
     assert read(telemetry, "worker_findings", worker="http://a", kind="template") == 1
     assert read(telemetry, "worker_findings", worker="http://b", kind="template") is None
     rows = summarize_speculation(telemetry)["workers"]
-    assert [row["findings"] for row in rows] == [[{"kind": "template", "text": text}], []]
+    assert [row["findings"] for row in rows] == [({"kind": "template", "text": text},), ()]

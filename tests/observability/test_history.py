@@ -33,7 +33,7 @@ class Day:
     def __init__(self) -> None:
         self.now = 1_000_000.0
         self.telemetry = make_telemetry(clock=lambda: self.now)
-        self.telemetry.history.set_wall_clock(lambda: self.now)
+        self.telemetry.history.wall_clock = lambda: self.now
         self.ring = ExplanationRing(lambda: self.now)
         follow(self.ring, self.telemetry.facts)
         self.num = 0
