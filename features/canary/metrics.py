@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from eaglegate.observability.metrics.base import MetricGroup, MetricScope, Samples
@@ -31,15 +32,11 @@ class Canaries(MetricGroup):
         self.computed_metric(
             "canaries_total", "Canaries that ended, by verdict", ("verdict",), self._verdicts
         )
-        self.computed_metric(
-            "canary_running", "1 while a candidate is tried", (), lambda: self._read("running")
-        )
-        self.computed_metric(
-            "canary_blocks",
-            "Blocks so far: pairs of slots, or spans of equal length in both arms",
-            (),
-            lambda: self._read("blocks"),
-        )
+        for name, help_ in (
+            ("running", "1 while a candidate is tried"),
+            ("blocks", "Blocks so far: pairs of slots, or spans of equal length in both arms"),
+        ):
+            self.number_metric(f"canary_{name}", help_, partial(self._find, name))
         self.computed_metric(
             "canary_effect",
             "Candidate against control: mean, low and high",
@@ -47,13 +44,11 @@ class Canaries(MetricGroup):
             self._effects,
         )
 
+    def _find(self, name: str) -> float | None:
+        return (self._describe() or {}).get(name)
+
     def _verdicts(self) -> Samples:
         return (((verdict,), count) for verdict, count in self._count().items())
-
-    def _read(self, name: str) -> Samples:
-        canary = self._describe()
-        if canary is not None:
-            yield (), canary[name]
 
     def _effects(self) -> Samples:
         canary = self._describe() or {"evidence": ()}

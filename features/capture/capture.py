@@ -18,7 +18,7 @@ from msgspec import structs
 from eaglegate.engine.events import RequestFacts
 from eaglegate.engine.types import EngineRequest, Sampling, SpeculationInfo, Step
 from eaglegate.features.capture.audits import AuditCapture, name_request
-from eaglegate.features.capture.files import CaptureCounts, CaptureFolder, CaptureWriter
+from eaglegate.features.capture.files import CaptureFolder, CaptureWriter
 from eaglegate.features.capture.images import may_have_images, replace_images
 from eaglegate.features.capture.limits import FULL, HASHES
 from eaglegate.features.capture.redaction import Decode, Redactor, SaltedHashes
@@ -76,7 +76,7 @@ class RequestCapture:
         self._clock, self._wall = clock, wall
         self._began = wall()
         self._formatter = RecordFormatter(hashes, redactor, cipher, self._began, keeps_images)
-        self._writer = CaptureWriter(folder, self._formatter.format)
+        self.writer = CaptureWriter(folder, self._formatter.format)
         self.audits = AuditCapture(folder, hashes, redactor, cipher)
 
     def set_decode(self, decode: Decode) -> None:
@@ -113,13 +113,10 @@ class RequestCapture:
             record, session, tuple(timelines), path, body, arrived_at, speculation
         )
         tokens = record.facts.prompt_tokens + record.tokens
-        self._writer.put(request, len(body) + TOKEN_BYTES * tokens)
-
-    def counts(self) -> CaptureCounts:
-        return self._writer.counts()
+        self.writer.put(request, len(body) + TOKEN_BYTES * tokens)
 
     def close(self) -> None:
-        self._writer.close()
+        self.writer.close()
         self.audits.close()
 
 

@@ -32,7 +32,7 @@ class CaptureFeature(ActiveFeature):
         self._capture = open_capture(settings, core.progress)
         self._capture.set_decode(core.backend.renderer.decode)
         CaptureSubscriber(self._capture, core.telemetry)
-        core.telemetry.add_group(lambda scope: CapturedRequests(scope, self._capture.counts))
+        core.telemetry.add_group(lambda scope: CapturedRequests(scope, self._capture.writer))
 
     async def aclose(self) -> None:
         await asyncio.to_thread(self._capture.close)  # writes what is left, for a few seconds

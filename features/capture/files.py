@@ -16,7 +16,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -173,15 +172,6 @@ class CaptureFolder:
         self._file = -1
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureCounts:
-    """Counts since the start of the process."""
-
-    records: int
-    bytes: int
-    dropped: dict[str, int]
-
-
 class CaptureWriter:
     """Writes items on its own thread. ``put`` never waits; ``format`` turns an item into a line."""
 
@@ -191,9 +181,9 @@ class CaptureWriter:
         self._queue: deque[tuple[Any, int]] = deque()
         self._ready, self._closing = Event(), Event()
         self._put_bytes = self._taken_bytes = 0
-        self._records = 0
-        self._bytes = 0
-        self._dropped = Counter(dict.fromkeys(REASONS, 0))
+        self.records = 0
+        self.bytes = 0
+        self.dropped = Counter(dict.fromkeys(REASONS, 0))
         self._retry_at = 0.0
         self._log_at = 0.0
         self._thread = self._start()
@@ -216,10 +206,6 @@ class CaptureWriter:
             self._thread = self._start()
         if not self._ready.is_set():
             self._ready.set()
-
-    def counts(self) -> CaptureCounts:
-        drop_counts = dict(self._dropped)
-        return CaptureCounts(self._records, self._bytes, drop_counts)
 
     def close(self) -> None:
         """Write the queued items, for at most a few seconds."""
@@ -261,12 +247,12 @@ class CaptureWriter:
             self._retry_at = time.monotonic() + RETRY_S
             self._drop(DISK, os.strerror(error.errno) if error.errno else str(error))
             return
-        self._records += 1
-        self._bytes += len(line)
+        self.records += 1
+        self.bytes += len(line)
 
     def _drop(self, reason: str, message: str) -> None:
-        self._dropped[reason] += 1
+        self.dropped[reason] += 1
         if time.monotonic() >= self._log_at:
             self._log_at = time.monotonic() + LOG_EVERY_S
-            total = self._dropped.total()
+            total = self.dropped.total()
             logger.warning("capture dropped a request: %s (%d since the start)", message, total)

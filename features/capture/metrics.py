@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
-from eaglegate.observability.metrics.base import MetricGroup, MetricScope
+from eaglegate.observability.metrics.base import MetricGroup, MetricScope, Samples
 
 if TYPE_CHECKING:
-    from eaglegate.features.capture.files import CaptureCounts
+    from eaglegate.features.capture.files import CaptureWriter
 
 
 class CapturedRequests(MetricGroup):
@@ -19,20 +19,17 @@ class CapturedRequests(MetricGroup):
     a file. ``slow``: its redaction took too long. ``fault``: an error of the gateway.
     """
 
-    def __init__(
-        self, scope: MetricScope, read_counts: Callable[[], CaptureCounts] | None = None
-    ) -> None:
-        """``read_counts`` returns the counts; None without a capture."""
-        self._read = read_counts
+    def __init__(self, scope: MetricScope, writer: CaptureWriter | None = None) -> None:
+        self._writer = writer
         super().__init__(scope)
 
     def declare(self) -> None:
-        self.computed_metric(
-            "capture_records_total", "Requests written to the capture", (), self._read_records
-        )
-        self.computed_metric(
-            "capture_bytes_total", "Bytes written to the capture", (), self._read_bytes
-        )
+        for name, help_ in (("records", "Requests"), ("bytes", "Bytes")):
+            self.number_metric(
+                f"capture_{name}_total",
+                f"{help_} written to the capture",
+                partial(self._find, name),
+            )
         self.computed_metric(
             "capture_dropped_total",
             "Requests selected for the capture but not written, by reason",
@@ -40,17 +37,12 @@ class CapturedRequests(MetricGroup):
             self._read_dropped,
         )
 
-    def _read_records(self) -> Iterator[tuple[tuple[()], float]]:
-        if self._read is not None:
-            yield (), self._read().records
+    def _find(self, name: str) -> float | None:
+        return getattr(self._writer, name, None)
 
-    def _read_bytes(self) -> Iterator[tuple[tuple[()], float]]:
-        if self._read is not None:
-            yield (), self._read().bytes
-
-    def _read_dropped(self) -> Iterator[tuple[tuple[str], float]]:
-        if self._read is not None:
-            for reason, count in self._read().dropped.items():
+    def _read_dropped(self) -> Samples:
+        if self._writer is not None:
+            for reason, count in self._writer.dropped.items():
                 yield (reason,), count
 
 

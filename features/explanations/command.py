@@ -110,17 +110,14 @@ def _format_parts(parts: Sequence[Row]) -> Iterator[str]:
         yield f"  {part['name']:13}{part['ms']:10.1f} ms {part['share']:6.1%}  {bar}".rstrip()
 
 
-def _format_planned(counts: Mapping[str, int]) -> str:
-    """Format the planner's reasons for a depth; empty without a planner."""
-    if not counts:
-        return ""
-    if len(counts) == 1:
-        return f", planned: {next(iter(counts))}"
-    return ", planned: " + ", ".join(f"{name} {count}" for name, count in counts.items())
-
-
-def _format_lookups(run: Row) -> str:
-    return f", {_count(run['lookups'], 'lookup')}" if run.get("lookups") else ""
+def _format_causes(run: Row) -> str:
+    """Format the planner's reasons for the depth of a run, and its lookups."""
+    counts: Mapping[str, int] = run["planned"]
+    planned = ", ".join(
+        f"{name} {count}" if len(counts) > 1 else name for name, count in counts.items()
+    )
+    lookups = _count(run["lookups"], "lookup") if run.get("lookups") else ""
+    return (planned and f", planned: {planned}") + (lookups and f", {lookups}")
 
 
 def _count(number: int, noun: str) -> str:
@@ -161,7 +158,7 @@ def _format_choice(index: int, choice: Row) -> Iterator[str]:
         yield (
             f"  from token {run['from_token']:5}: depth {run['drafted']}{reason}, "
             f"{_count(run['steps'], 'step')}, {_count(run['tokens'], 'token')}, "
-            f"{run['ms']:.1f} ms" + _format_planned(run["planned"]) + _format_lookups(run)
+            f"{run['ms']:.1f} ms" + _format_causes(run)
         )
     if len(runs) > MOST_RUNS:
         yield f"  and {len(runs) - MOST_RUNS} more changes of depth (--json shows them)"

@@ -147,7 +147,7 @@ class MetricGroup:
         name: str,
         help_: str,
         labels: Iterable[str],
-        read: Callable[[], Iterable[tuple[Sequence[str], float]]],
+        read: Callable[[], Samples],
     ) -> None:
         """Declare a metric that is computed on every scrape, and absent if it has no value.
 
@@ -157,16 +157,23 @@ class MetricGroup:
         names = self._register(name, kind, labels, help_)
         self.scope.registry.register(ComputedMetric(PREFIX + name, help_, names, read))
 
+    def number_metric(self, name: str, help_: str, read: Callable[[], float | None]) -> None:
+        """Declare a metric of one number without labels, absent while ``read`` returns None."""
+
+        def read_samples() -> Samples:
+            value = read()
+            return () if value is None else (((), value),)
+
+        self.computed_metric(name, help_, (), read_samples)
+
     def planner_metric(self, name: str, help_: str, field: str, part: str | None = None) -> None:
         """Declare a metric of one number in ``part`` of the planner's description."""
 
-        def read() -> Samples:
+        def read() -> float | None:
             planner = self.scope.planner()
-            value = (planner if part is None else planner.get(part, {})).get(field)
-            if value is not None:
-                yield (), value
+            return (planner if part is None else planner.get(part, {})).get(field)
 
-        self.computed_metric(name, help_, (), read)
+        self.number_metric(name, help_, read)
 
     def _register(self, name: str, kind: str, labels: Iterable[str], help_: str) -> tuple[str, ...]:
         names = tuple(labels)
@@ -230,7 +237,7 @@ class ComputedMetric(Collector):
         name: str,
         help_: str,
         labels: tuple[str, ...],
-        read: Callable[[], Iterable[tuple[Sequence[str], float]]],
+        read: Callable[[], Samples],
     ) -> None:
         self._name, self._help, self._labels, self._read = name, help_, labels, read
 

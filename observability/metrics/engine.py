@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from eaglegate.engine.fleet.types import WorkerState, WorkerStatus
@@ -185,10 +186,10 @@ class Workers(MetricGroup):
         labels: tuple[str, ...],
         cells: Callable[[WorkerStatus], LabelledValues],
     ) -> None:
-        def read() -> Iterator[tuple[Sequence[str], float]]:
-            return _sum_by_worker(self.scope.workers(), cells)
-
-        self.computed_metric(name, help_, ("worker", *labels), read)
+        names = ("worker", *labels)
+        self.computed_metric(
+            name, help_, names, lambda: _sum_by_worker(self.scope.workers(), cells)
+        )
 
 
 def _read_counter(part: str) -> Callable[[WorkerStatus], LabelledValues]:
@@ -200,13 +201,13 @@ def _read_counter(part: str) -> Callable[[WorkerStatus], LabelledValues]:
 
 def _sum_by_worker(
     workers: Iterable[WorkerStatus], cells: Callable[[WorkerStatus], LabelledValues]
-) -> Iterator[tuple[Sequence[str], float]]:
+) -> Samples:
     sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
     for index, worker in enumerate(workers):
         name = worker.name if index < MOST else OTHER
         for labels, value in cells(worker).items():
             sums[(name, *labels)] += value
-    return iter(sums.items())
+    return sums.items()
 
 
 class Gpus(MetricGroup):
@@ -225,7 +226,7 @@ class Gpus(MetricGroup):
         self._gauge("gpu_power_watts", "Power drawn", lambda r: r.power_watts)
 
     def _gauge(self, name: str, help_: str, pick: Callable[[GpuReading], float | None]) -> None:
-        def read() -> Iterable[tuple[Sequence[str], float]]:
+        def read() -> Samples:
             for gpu in self.scope.gpus:
                 value = pick(gpu.read())
                 if value is not None:
@@ -251,23 +252,18 @@ class Process(MetricGroup):
     Requests refused because memory is low have the code ``memory_pressure``.
     """
 
+    def _find(self, name: str) -> float | None:
+        return self.scope.process().get(name)
+
     def declare(self) -> None:
         for name, help_ in HELP.items():
-            self._add(name, help_)
+            self.number_metric(name, help_, partial(self._find, name))
         self.computed_metric(
             "fact_failures_total",
             "Facts that a part of the gateway failed to receive; requests go on",
             ("subscriber",),
             lambda: [((name,), count) for name, count in self.scope.facts.failures.items()],
         )
-
-    def _add(self, name: str, help_: str) -> None:
-        def read() -> Iterator[tuple[tuple[()], float]]:
-            values = self.scope.process()
-            if name in values:
-                yield (), values[name]
-
-        self.computed_metric(name, help_, (), read)
 
 
 class PlannedDepths(MetricGroup):

@@ -121,12 +121,7 @@ class Queue(MetricGroup):
         self._queued.observe(labels, [record.queued for record in records])
 
     def _gauge(self, name: str, help_: str, what: str) -> None:
-        def read() -> Iterator[tuple[tuple[()], float]]:
-            admission = self.scope.admission()
-            if admission is not None:
-                yield (), getattr(admission, what)
-
-        self.computed_metric(name, help_, (), read)
+        self.number_metric(name, help_, lambda: getattr(self.scope.admission(), what, None))
 
     def _limits(self) -> Iterator[tuple[tuple[str], float]]:
         admission = self.scope.admission()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import Drafter
@@ -157,33 +158,16 @@ class Unclaimed(MetricGroup):
     """
 
     def declare(self) -> None:
-        name, labels = "unclaimed_", ("engine",)
-        self.computed_metric(
-            name + "verify_steps_total",
-            "D, for requests whose client had left",
-            labels,
-            self._of("verify_steps"),
-        )
-        self.computed_metric(
-            name + "drafted_tokens_total",
-            "P, for requests whose client had left",
-            labels,
-            self._of("proposed"),
-        )
-        self.computed_metric(
-            name + "accepted_tokens_total",
-            "A, for requests whose client had left",
-            labels,
-            self._of("reached"),
-        )
+        self._add("verify_steps", "D", lambda totals: totals.verify_steps)
+        self._add("drafted_tokens", "P", lambda totals: totals.proposed)
+        self._add("accepted_tokens", "A", lambda totals: totals.accepted + totals.cut)
 
-    def _of(self, what: str) -> Callable[[], Samples]:
+    def _add(self, name: str, symbol: str, pick: Callable[[Totals], int]) -> None:
         def read() -> Samples:
-            for engine, totals in self.scope.unclaimed():
-                num_reached = totals.accepted + totals.cut
-                yield (engine,), num_reached if what == "reached" else getattr(totals, what)
+            return [((engine,), pick(totals)) for engine, totals in self.scope.unclaimed()]
 
-        return read
+        help_ = f"{symbol}, for requests whose client had left"
+        self.computed_metric(f"unclaimed_{name}_total", help_, ("engine",), read)
 
 
 class AcceptancePerRequest(MetricGroup):
@@ -283,37 +267,31 @@ class SliceCounters(MetricGroup):
     lane."""
 
     kind = ""
+    counts: tuple[tuple[str, str, Callable[[PhaseShare], float]], ...] = (
+        ("verify_steps", "D", attrgetter("totals.verify_steps")),
+        ("accepted_tokens", "A", attrgetter("totals.accepted")),
+        ("decode_steps", "D + F", attrgetter("totals.decode_steps")),
+        ("fallback_steps", "D_0 + F", lambda s: s.totals.rejected + s.totals.plain_steps),
+        ("decode_tokens", "Output tokens after the first", attrgetter("timed_tokens")),
+        ("decode_seconds", "Time their steps took, summed over choices", attrgetter("seconds")),
+    )
+    """Name, help and value of each counter. The first two are absent without verify steps."""
 
     def declare(self) -> None:
         labels = ("model", "lane", self.kind)
-        name = self.kind + "_"
-        suffix = f"by {self.kind}"
-        self._verify = self.counter(name + "verify_steps", f"D, {suffix}", labels)
-        self._accepted = self.counter(name + "accepted_tokens", f"A, {suffix}", labels)
-        self._steps = self.counter(name + "decode_steps", f"D + F, {suffix}", labels)
-        self._fallback = self.counter(name + "fallback_steps", f"D_0 + F, {suffix}", labels)
-        self._tokens = self.counter(
-            name + "decode_tokens", f"Output tokens after the first, {suffix}", labels
-        )
-        self._seconds = self.counter(
-            name + "decode_seconds", f"Time their steps took, summed over choices, {suffix}", labels
-        )
+        self._counters = [
+            (self.counter(f"{self.kind}_{name}", f"{help_}, by {self.kind}", labels), read)
+            for name, help_, read in self.counts
+        ]
 
     def add(self, labels: Labels, name: str, share: PhaseShare) -> None:
-        label_values, totals = (labels.model, labels.lane, name), share.totals
-        if totals.verify_steps:
-            self._verify(*label_values).inc(totals.verify_steps)
-            self._accepted(*label_values).inc(totals.accepted)
-        self._steps(*label_values).inc(totals.decode_steps)
-        self._fallback(*label_values).inc(totals.rejected + totals.plain_steps)
-        self._tokens(*label_values).inc(share.timed_tokens)
-        self._seconds(*label_values).inc(share.seconds)
+        for counter, read in self._counters[0 if share.totals.verify_steps else 2 :]:
+            counter(labels.model, labels.lane, name).inc(read(share))
 
     def remove(self, name: str) -> None:
         """Drop the series of one value of the label."""
-        counters = (self._verify, self._accepted, self._steps, self._fallback)
-        for metric in (*counters, self._tokens, self._seconds):
-            metric.remove(**{self.kind: name})
+        for counter, _ in self._counters:
+            counter.remove(**{self.kind: name})
 
 
 class ByContext(SliceCounters):
@@ -422,29 +400,19 @@ class ByKey(SliceCounters):
     """
 
     kind = "key"
+    counts = (
+        *SliceCounters.counts,
+        ("drafted_tokens", "P", attrgetter("totals.proposed")),
+        ("wasted_tokens", "Draft tokens that the target rejected", attrgetter("totals.wasted")),
+    )
 
     def declare(self) -> None:
         super().declare()
-        labels = ("model", "lane", "key")
-        self._drafted = self.counter("key_drafted_tokens", "P, by key", labels)
-        self._wasted = self.counter(
-            "key_wasted_tokens", "Draft tokens that the target rejected, by key", labels
-        )
-        self.on(KeyForgotten, self._drop)
+        self.on(KeyForgotten, lambda fact: self.remove(fact.key))
 
     def record_progress(self, progress: DecodeProgress) -> None:
-        slices, totals = progress.slices, progress.total.totals
-        if slices.key == NO_KEY:
-            return
-        self.add(slices.labels, slices.key, progress.total)
-        label_values = slices.labels.model, slices.labels.lane, slices.key
-        self._drafted(*label_values).inc(totals.proposed)
-        self._wasted(*label_values).inc(totals.wasted)
-
-    def _drop(self, fact: KeyForgotten) -> None:
-        self.remove(fact.key)
-        for metric in (self._drafted, self._wasted):
-            metric.remove(key=fact.key)
+        if progress.slices.key != NO_KEY:
+            self.add(progress.slices.labels, progress.slices.key, progress.total)
 
 
 GROUPS: tuple[type[MetricGroup], ...] = (

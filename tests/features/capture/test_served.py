@@ -96,7 +96,7 @@ def bench(
     telemetry = make_telemetry(models=("demo",))
     capture.set_decode(lab.renderer.decode)
     CaptureSubscriber(capture, telemetry)
-    telemetry.add_group(lambda scope: CapturedRequests(scope, capture.counts))
+    telemetry.add_group(lambda scope: CapturedRequests(scope, capture.writer))
     lab.gateway.observer = telemetry
     path = lab.path()
     lab.gateway.open(replace(path, engine=InstrumentedEngine(lab.engine, telemetry)))
