@@ -5,7 +5,7 @@ limits.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,6 +20,15 @@ FAILURES = (Ending.ENGINE, Ending.ERROR, Ending.TIMEOUT)
 TOOL_FAILURES = (Outcome.MALFORMED, Outcome.UNKNOWN_TOOL)
 """Outcomes that count against an arm. A schema is the client's, and may be one that no call fits.
 """
+MOST_SLOWER = 4.0
+"""Most time per output token before a candidate is rolled back, as a multiple of the control's."""
+MOST_FAILING = 0.5
+"""Most failed requests before that, as a share above the control's."""
+LEAST_REQUESTS = 20
+"""Finished requests that an arm needs before it is judged. A control with fewer counts as free of
+failures."""
+LEAST_OTHERS = 5
+"""The same, for the requests that are left without those of one API key."""
 
 
 class Collapsed(Exception):
@@ -99,19 +108,19 @@ class CanaryChange(Protocol):
         """Check that the change is possible. Raises ChangeRefused and engine errors."""
         ...
 
-    async def enter(self, arm: Arm) -> None:
+    async def enter(self, arm: Arm) -> None:  # noqa: ARG002
         """Begin a slot of this arm. Raises Collapsed and Interrupted."""
-        ...
+        return
 
     def find_arm(self, record: RequestRecord) -> Arm | None:
         """Return the arm that served the whole request; None if the request counts for neither."""
-        ...
+        return record.facts.arm
 
     def find_start(self, record: RequestRecord) -> Arm | None:
         """Return the arm in which the request began, regardless of which arm finished it; None if
         the request counts for neither.
         """
-        ...
+        return record.facts.arm
 
     def check(self, arms: ArmsNow) -> None:
         """Check a serving candidate for a collapse. Raises Collapsed and Interrupted."""
@@ -120,8 +129,8 @@ class CanaryChange(Protocol):
     async def promote(self) -> None: ...
 
     async def roll_back(self) -> None:
-        """Decide the trial against the candidate. ``leave`` is called afterwards."""
-        ...
+        """Decide the trial against the candidate. ``leave``, called afterwards, ends it."""
+        return
 
     async def leave(self) -> None:
         """End the trial, whatever its outcome. A second call has no effect."""
@@ -133,58 +142,35 @@ class CanaryChange(Protocol):
 
     def measure_cost(self) -> dict[str, float]:
         """Return costs of the trial in addition to those that the canary itself reports."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class CollapseLimits:
-    """Limits beyond which a candidate is rolled back immediately."""
-
-    acceptance: float = 0.5
-    """For a draft: minimum accepted tokens per verify step, as a share of the control's."""
-    steps: int = 50
-    """Verify steps that each draft needs before acceptance is judged."""
-    slower: float = 4.0
-    """For other changes: maximum time per output token, as a multiple of the control's."""
-    failing: float = 0.5
-    """For other changes: maximum share of failed requests above the control's share."""
-    requests: int = 20
-    """Finished requests that an arm needs before it is judged. A control with fewer counts as free
-    of failures.
-    """
-    other_requests: int = 5
-    """The same, for the requests that are left without those of one API key."""
+        return {}
 
 
 def draw_arm(is_candidate: bool) -> Arm:
     return Arm.CANDIDATE if is_candidate else Arm.CONTROL
 
 
-def check_collapse(arms: ArmsNow, limits: CollapseLimits) -> None:
+def check_collapse(arms: ArmsNow) -> None:
     """Raise Collapsed if the candidate exceeds a limit, whichever API key is left out."""
-    reason = find_collapse(arms, limits)
-    subset_limits = replace(limits, requests=limits.other_requests)
-    if reason and all(find_collapse(subset, subset_limits) for subset in arms.others):
+    reason = find_collapse(arms, LEAST_REQUESTS)
+    if reason and all(find_collapse(subset, LEAST_OTHERS) for subset in arms.others):
         raise Collapsed(reason)
 
 
-def find_collapse(arms: ArmsNow, limits: CollapseLimits) -> str:
+def find_collapse(arms: ArmsNow, least: int) -> str:
     """Return the limit that the candidate exceeds, in words; empty if there is none."""
     candidate, control = arms.candidate, arms.control
-    if candidate.requests >= limits.requests:
+    if candidate.requests >= least:
         failure_rate = candidate.failed / candidate.requests
-        control_rate = (
-            control.failed / control.requests if control.requests >= limits.requests else 0.0
-        )
-        if failure_rate > control_rate + limits.failing:
+        control_rate = control.failed / control.requests if control.requests >= least else 0.0
+        if failure_rate > control_rate + MOST_FAILING:
             return (
                 f"{failure_rate:.0%} of the candidate's requests fail, "
                 f"{control_rate:.0%} of the control's"
             )
     # An answer that came in one joined step has a TPOT of 0.
-    if min(candidate.timed, control.timed) >= limits.requests and control.token_s:
+    if min(candidate.timed, control.timed) >= least and control.token_s:
         ratio = candidate.token_s / control.token_s
-        if ratio > limits.slower:
+        if ratio > MOST_SLOWER:
             return f"an output token takes {ratio:.1f} times as long as the control's"
     return ""
 

@@ -15,8 +15,8 @@ from eaglegate.engine.types import Arm
 from eaglegate.features.canary.arms import (
     ArmsNow,
     ArmSums,
+    CanaryChange,
     Collapsed,
-    CollapseLimits,
     Interrupted,
 )
 
@@ -26,10 +26,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+LEAST_ACCEPTANCE = 0.5
+"""Least accepted tokens per verify step, as a share of the promoted draft's."""
+LEAST_STEPS = 50
+"""Verify steps that each draft needs before acceptance is judged."""
 NO_LONGER_SERVES = "the candidate no longer serves: the engine restarted or an operator intervened"
 
 
-class DraftChange:
+class DraftChange(CanaryChange):
     """Trial of another draft. An engine has one draft at a time, so the arms alternate in slots."""
 
     kind = "draft"
@@ -40,14 +44,13 @@ class DraftChange:
         path: str,
         drafts: DraftManager,
         traffic: Telemetry,
-        limits: CollapseLimits | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.path = path
         self.version: DraftVersion | None = None
         self._promoted: DraftVersion | None = None
         self._drafts, self._traffic = drafts, traffic
-        self._limits, self._clock = limits or CollapseLimits(), clock
+        self._clock = clock
         self._slots: list[tuple[float, Arm]] = []
         """Start time and arm of each slot."""
         self._began = Totals()
@@ -119,12 +122,12 @@ class DraftChange:
         if version is None or version.fingerprint != self.candidate:
             raise Collapsed(NO_LONGER_SERVES)
         traffic, control = (self._traffic.total_of(name) for name in (self.candidate, self.control))
-        steps, min_steps = traffic.verify_steps - self._slot.verify_steps, self._limits.steps
-        if steps < min_steps or control.verify_steps < min_steps:
+        steps = traffic.verify_steps - self._slot.verify_steps
+        if min(steps, control.verify_steps) < LEAST_STEPS:
             return
         candidate_rate = (traffic.accepted - self._slot.accepted) / steps
         control_rate = control.accepted / control.verify_steps
-        min_rate = self._limits.acceptance * control_rate
+        min_rate = LEAST_ACCEPTANCE * control_rate
         if candidate_rate < min_rate and all(
             _accepts_less(subset.candidate, min_rate) for subset in arms.others
         ):
@@ -136,9 +139,6 @@ class DraftChange:
     async def promote(self) -> None:
         assert self.version is not None
         await self._drafts.promote(self.version)
-
-    async def roll_back(self) -> None:
-        """Do nothing: ``leave`` rolls back."""
 
     async def leave(self) -> None:
         await self._drafts.wait_idle()

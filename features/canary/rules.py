@@ -19,8 +19,8 @@ from eaglegate.engine.supervision.policy import EngineLoss
 from eaglegate.engine.types import Arm
 from eaglegate.features.canary.arms import (
     ArmsNow,
+    CanaryChange,
     Collapsed,
-    CollapseLimits,
     Interrupted,
     check_collapse,
     draw_arm,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from eaglegate.observability.observation import RequestRecord
 
 
-class RulesChange:
+class RulesChange(CanaryChange):
     """Trial of other speculation rules: for all requests in slots, or for a share of the sessions.
 
     A request has the rules of its arm at arrival. If it outlasts its slot, only its ending counts.
@@ -48,7 +48,6 @@ class RulesChange:
         memory: PromotedRules,
         share: float | None = None,
         losses: Callable[[], Iterable[EngineLoss]] = tuple,
-        limits: CollapseLimits | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.by_slots = share is None
@@ -56,7 +55,6 @@ class RulesChange:
         self._control = policy.rules
         self._candidate = replace(rules, key_depths=policy.rules.key_depths)
         self._losses, self._clock = losses, clock
-        self._limits = limits or CollapseLimits()
         self._last_loss: EngineLoss | None = None
         self._slot: Arm | None = None
         self._slot_at = -1.0
@@ -97,15 +95,12 @@ class RulesChange:
             return None
         return facts.arm
 
-    def find_start(self, record: RequestRecord) -> Arm | None:
-        return record.facts.arm
-
     def check(self, arms: ArmsNow) -> None:
         """Raise Collapsed or Interrupted if the trial cannot continue."""
         self._check_rules()
         if find_last(self._losses()) is not self._last_loss:
             raise Collapsed("an engine was lost while the candidate served")
-        check_collapse(arms, self._limits)
+        check_collapse(arms)
 
     def _check_rules(self) -> None:
         if self._policy.rules != self._control:
@@ -115,17 +110,11 @@ class RulesChange:
         self._policy.rules = self._candidate
         self._memory.remember(self._candidate)
 
-    async def roll_back(self) -> None:
-        """Do nothing: ``leave`` rolls back."""
-
     async def leave(self) -> None:
         self._policy.trial = None
 
     def describe(self) -> dict[str, Any]:
         return {"speculation": describe_rules(self._candidate), "share": self._share}
-
-    def measure_cost(self) -> dict[str, float]:
-        return {}
 
 
 def find_last(losses: Iterable[EngineLoss]) -> EngineLoss | None:

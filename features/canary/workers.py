@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eaglegate.engine.fleet.fleet import Fleet
 from eaglegate.engine.fleet.routing import find_owner
@@ -12,21 +12,18 @@ from eaglegate.engine.speculation.policy.policy import PolicyTrial, SpeculationP
 from eaglegate.engine.types import Arm
 from eaglegate.features.canary.arms import (
     ArmsNow,
+    CanaryChange,
     Collapsed,
-    CollapseLimits,
     Interrupted,
     check_collapse,
     draw_arm,
 )
 from eaglegate.features.canary.outcomes import ChangeRefused
 
-if TYPE_CHECKING:
-    from eaglegate.observability.observation import RequestRecord
-
 log = logging.getLogger(__name__)
 
 
-class WorkerChange:
+class WorkerChange(CanaryChange):
     """Trial of one worker against the others, by session.
 
     The candidate's sessions are those that hash to it, so no session moves when the canary starts
@@ -43,13 +40,15 @@ class WorkerChange:
         worker: str,
         fleet: Fleet,
         policy: SpeculationPolicy,
-        limits: CollapseLimits | None = None,
     ) -> None:
-        self.candidate = worker
+        self._worker = worker
         self._fleet, self._policy = fleet, policy
-        self._limits = limits or CollapseLimits()
         self._names: list[str] = []
         self._openings = 0
+
+    @property
+    def candidate(self) -> str:
+        return self._worker
 
     @property
     def control(self) -> str:
@@ -81,15 +80,6 @@ class WorkerChange:
     def _draw(self, unit: str) -> Arm:
         return draw_arm(find_owner(unit, self._names) == self.candidate)
 
-    async def enter(self, arm: Arm) -> None:
-        """Do nothing, since there are no slots."""
-
-    def find_arm(self, record: RequestRecord) -> Arm | None:
-        return record.facts.arm
-
-    def find_start(self, record: RequestRecord) -> Arm | None:
-        return record.facts.arm
-
     def check(self, arms: ArmsNow) -> None:
         """Raise Collapsed or Interrupted if the trial cannot continue."""
         status = self._find_status()
@@ -98,7 +88,7 @@ class WorkerChange:
         if status.state is not WorkerState.SERVING or status.openings > self._openings:
             reason = status.reason or "its circuit opened"
             raise Collapsed(f"the worker failed while it was tried: {reason}")
-        check_collapse(arms, self._limits)
+        check_collapse(arms)
 
     def _find_status(self) -> WorkerStatus | None:
         matches = (status for status in self._fleet.list_status() if status.name == self.candidate)
@@ -120,6 +110,3 @@ class WorkerChange:
 
     def describe(self) -> dict[str, Any]:
         return {"worker": self.candidate}
-
-    def measure_cost(self) -> dict[str, float]:
-        return {}

@@ -291,16 +291,11 @@ ranks on two cores."""
 MEMORY_BYTES = 4 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class InspectedDraft:
-    method: str
-    summary: str
-
-
 def check_apart(
     plan: DraftPlan, draft: str, running_draft: str, limit_s: float = INSPECT_S
-) -> InspectedDraft:
-    """Inspect ``draft`` in a separate process. Blocks for seconds.
+) -> Mapping[str, str]:
+    """Inspect ``draft`` in a separate process; return its ``method`` and ``summary``. Blocks for
+    seconds.
 
     Raises DraftRefused unless it may replace ``running_draft``.
     """
@@ -325,10 +320,10 @@ def check_apart(
             f"The draft {draft} could not be inspected: its config.json or the headers of its "
             "weights are malformed, or too large. The gateway's log has details."
         )
-    answer = json.loads(process.stdout)
+    answer: dict[str, str] = json.loads(process.stdout)
     if refusal := answer.get("refused"):
         raise DraftRefused(refusal)
-    return InspectedDraft(**answer)
+    return answer
 
 
 def _last_line(output: bytes) -> str:

@@ -175,11 +175,11 @@ class DraftManager:
     def _admit(self, source: str, serving_version: DraftVersion) -> DraftVersion:
         """Check and copy a candidate, and keep a copy of the configured draft for a rollback."""
         inspection = check_apart(self._plan, source, serving_version.path)
-        version = make_version(source, inspection.method, inspection.summary)
+        version = make_version(source, **inspection)
         copy = self._store.add(version)
         check_apart(self._plan, copy.path, serving_version.path)
         self._keep_configured()
-        log.info("draft %s inspected: %s", copy.fingerprint, inspection.summary)
+        log.info("draft %s inspected: %s", copy.fingerprint, inspection["summary"])
         return copy
 
     def _keep_configured(self) -> None:

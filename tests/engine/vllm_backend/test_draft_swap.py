@@ -15,7 +15,7 @@ from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import Arm
 from eaglegate.engine.vllm_backend.arguments import DEMO, DEMO_SPECULATION
 from eaglegate.engine.vllm_backend.engine import VllmEngine
-from eaglegate.features.canary.arms import ArmsNow, ArmSums, Collapsed, CollapseLimits
+from eaglegate.features.canary.arms import ArmsNow, ArmSums, Collapsed
 from eaglegate.features.canary.drafts import DraftChange
 from tests.engine.draft_copies import EAGLE31, change_weights, make_noise
 from tests.engine.drive import Outcome, make_greedy, run_all
@@ -101,7 +101,9 @@ class SlotTotals:
         self._totals: dict[str, Totals] = {}
 
     def add(self, draft: str, outcomes: Sequence[Outcome]) -> None:
-        self._totals[draft] = sum((one.totals for one in outcomes), self.total_of(draft))
+        """Count outcomes five times: a judgement needs more steps than the prompts take."""
+        totals = (one.totals for one in [*outcomes] * 5)
+        self._totals[draft] = sum(totals, self.total_of(draft))
 
     def total_of(self, draft: str) -> Totals:
         return self._totals.get(draft, Totals())
@@ -112,7 +114,7 @@ async def test_a_canary_slot_leaves_texts_alone_and_sees_a_bad_draft(
 ) -> None:
     manager, traffic = manage(engine), SlotTotals()
     noise = str(make_noise(tmp_path / "noise"))
-    change = DraftChange(noise, manager, traffic, CollapseLimits(steps=10))
+    change = DraftChange(noise, manager, traffic)
     before = await run_prompts(engine, prompts, "before")
     await change.start()
     now = ArmsNow(ArmSums(), ArmSums())

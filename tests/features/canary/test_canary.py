@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ import pytest
 from eaglegate.engine.errors import DraftRefused, EngineDead
 from eaglegate.engine.events import Ending
 from eaglegate.engine.speculation.drafts import swap
-from eaglegate.engine.speculation.drafts.files import DraftPlan, InspectedDraft
+from eaglegate.engine.speculation.drafts.files import DraftPlan
 from eaglegate.engine.speculation.drafts.swap import DraftManager
 from eaglegate.engine.speculation.policy.policy import SpeculationPolicy
 from eaglegate.engine.totals import Totals
@@ -26,7 +26,6 @@ from eaglegate.features.canary.arms import (
     ArmsNow,
     ArmSums,
     Collapsed,
-    CollapseLimits,
     check_collapse,
     measure_request,
 )
@@ -150,9 +149,9 @@ class Scene:
 def inspect_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inspect candidates in this process: another one would take longer than a simulated canary."""
 
-    def check(plan: DraftPlan, draft: str, running: str) -> InspectedDraft:
+    def check(plan: DraftPlan, draft: str, running: str) -> Mapping[str, str]:
         report = plan.check(draft, running)
-        return InspectedDraft(report.method, report.summary)
+        return {"method": report.method, "summary": report.summary}
 
     monkeypatch.setattr(swap, "check_apart", check)
 
@@ -485,11 +484,11 @@ def make_arms(failed: dict[str, int]) -> ArmsNow:
 )
 def test_a_collapse_shows_without_any_one_key(failed: dict[str, int], collapses: bool) -> None:
     with pytest.raises(Collapsed) if collapses else nullcontext():
-        check_collapse(make_arms(failed), CollapseLimits())
+        check_collapse(make_arms(failed))
 
 
 @pytest.mark.parametrize("control_s", [0.0, 0.01])
 def test_a_control_without_times_says_nothing_of_the_candidates(control_s: float) -> None:
     candidate, control = (ArmSums(20, 0, 20, 400, seconds) for seconds in (4.0, control_s))
     with pytest.raises(Collapsed) if control_s else nullcontext():
-        check_collapse(ArmsNow(candidate, control), CollapseLimits())
+        check_collapse(ArmsNow(candidate, control))
