@@ -18,7 +18,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any
 
 from eaglegate.engine.base import Engine
 from eaglegate.engine.errors import EngineError
@@ -71,12 +71,6 @@ ALL = ""
 """Name for all prefixes together."""
 
 
-class DoctorObserver(Protocol):
-    """Receiver of diagnoses."""
-
-    def record_diagnosis(self, diagnosis: Diagnosis) -> None: ...
-
-
 @dataclass(slots=True)
 class Prefix:
     """History and latest prompts of one prefix."""
@@ -98,15 +92,15 @@ class Doctor:
 
     def __init__(
         self,
-        observer: DoctorObserver,
+        record: Callable[[Diagnosis], None],
         has_room: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Set up without an engine."""
+        """Set up without an engine. ``record`` receives the diagnoses."""
         self.draft = ""
         self.era = 0
         """Number that changes with the draft. Answers of an earlier era are ignored."""
-        self._observer, self._has_room = observer, has_room
+        self._report, self._has_room = record, has_room
         self.clock = clock
         self._budget = TimeBudget(BUDGET, SAVED_S, clock, SAVED_S)
         self._runner = TrialRunner(self._budget, clock)
@@ -260,7 +254,7 @@ class Doctor:
         self._settle(name)
         prefix.history = History()
         self.diagnoses.append(diagnosis)
-        self._observer.record_diagnosis(diagnosis)
+        self._report(diagnosis)
         log_diagnosis(diagnosis)
         return diagnosis
 

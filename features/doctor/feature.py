@@ -31,10 +31,10 @@ class DoctorFeature(ActiveFeature):
         if settings.doctor == "cure":
             log.warning("--doctor cure is now --doctor watch; 0.4.0 will not accept the former one")
         self._engine = core.engine
-        self.doctor = Doctor(self, core.has_room)
+        metrics = core.telemetry.add_group(Diagnoses)
+        self.doctor = Doctor(metrics.count, core.has_room)
         if (drafts := core.backend.drafts) is not None:
             drafts.follow(self.doctor.change_draft)
-        self._metrics = core.telemetry.add_group(Diagnoses)
 
     def wrap(self, engine: Engine) -> Engine:
         return self.doctor.watch(engine)
@@ -50,9 +50,6 @@ class DoctorFeature(ActiveFeature):
 
     def run(self) -> Coroutine[Any, Any, None]:
         return self.doctor.run()
-
-    def record_diagnosis(self, diagnosis: Diagnosis) -> None:
-        self._metrics.count(diagnosis)
 
 
 def list_faults(diagnoses: Iterable[Diagnosis]) -> Iterable[str]:

@@ -61,9 +61,6 @@ class Clinic:
         tokens = tuple(range(request.sampling.max_tokens))
         sink.push(Step(tokens, decode=tuple(steps)))
 
-    def record_diagnosis(self, diagnosis: Diagnosis) -> None:
-        self.diagnoses.append(diagnosis)
-
     def ask(self, base: int = 0) -> EngineRequest:
         prefix = self.random.choice(self.prefixes)
         prompt = (*(base + token for token in prefix), self.random.randrange(400))
@@ -75,7 +72,7 @@ INFO = EngineInfo("m", 1024, 100, SpeculationInfo("eagle3", K))
 
 def make() -> tuple[Clinic, Doctor]:
     clinic = Clinic()
-    doctor = Doctor(clinic, lambda: True)
+    doctor = Doctor(clinic.diagnoses.append, lambda: True)
     doctor.change_draft(DraftVersion("abc", "", ""))
     doctor.attach(clinic.generate, INFO)
     return clinic, doctor

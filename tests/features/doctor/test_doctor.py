@@ -294,7 +294,7 @@ async def test_a_suspicion_is_patient_from_its_turn_on() -> None:
     """One that arose during a long examination is not dropped for the wait."""
     now = [0.0]
     clinic = Clinic()
-    doctor = Doctor(clinic, lambda: True, lambda: now[0])
+    doctor = Doctor(clinic.diagnoses.append, lambda: True, lambda: now[0])
     doctor.attach(clinic.generate, INFO)
     request = clinic.ask()
     doctor.observe(request, clinic.answer(request, clinic.random))
