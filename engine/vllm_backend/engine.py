@@ -217,13 +217,10 @@ class VllmEngine(
             raise
         return info
 
-    async def generate(self, request: EngineRequest, sink: StepSink) -> None:
-        await self.generate_timed(request, sink, ignore)
-
-    async def generate_timed(
-        self, request: EngineRequest, sink: StepSink, charge: Callable[[float], None]
+    async def generate(
+        self, request: EngineRequest, sink: StepSink, charge: Callable[[float], None] = ignore
     ) -> None:
-        """Call ``generate``, and ``charge`` with its seconds."""
+        """See ``eaglegate.engine.base.Engine``. Call ``charge`` with the seconds of the steps."""
         for _ in range(RESENDS):
             with suppress(FeaturesMissing):  # raised before the first step
                 return await self._generate_once(request, sink, charge)

@@ -47,7 +47,6 @@ from eaglegate.features.audit.files import unpack
 from eaglegate.features.audit.holds import AuditHold, AuditHolds, name_hold
 from eaglegate.features.audit.judge import GrammarJudge
 from eaglegate.features.audit.records import (
-    AuditObserver,
     AuditRecord,
     EvidenceWriter,
     FinishedAnswer,
@@ -84,19 +83,21 @@ class Auditor:
         self,
         share: float,
         holds: AuditHolds,
-        observer: AuditObserver,
+        record: Callable[[AuditRecord], None],
+        drop: Callable[[str], None],
         decode: Callable[[Sequence[int]], str],
         has_room: Callable[[], bool],
         write: EvidenceWriter,
         clock: Callable[[], float] = time.monotonic,
         is_idle: Callable[[], bool] | None = None,
     ) -> None:
-        """Set up without an engine. ``is_idle`` tells if no request runs; None does not wait for
-        that."""
+        """Set up without an engine. ``record`` takes each audit, and ``drop`` the reason why a
+        selected answer was not audited (``metrics.py``). ``is_idle`` tells if no request runs; None
+        does not wait for that."""
         self.share = share
         self.holds = holds
         self.draft = ""
-        self._observer, self._decode = observer, decode
+        self._record, self._drop, self._decode = record, drop, decode
         self._has_room, self._write, self.clock = has_room, write, clock
         self._is_idle = is_idle or has_room
         self._queue: AuditQueue | None = None
@@ -430,7 +431,7 @@ class Auditor:
             queue.name,
         )
         self._recent.append(record)
-        self._observer.record_audit(record)
+        self._record(record)
         if outcome is AuditOutcome.VIOLATED and self._panel is not None:
             self._panel.accuse(answer, record, self._write)
         elif outcome is AuditOutcome.VIOLATED:
@@ -466,9 +467,6 @@ class Auditor:
             name, record.request, record.choosing, record.depth, record.draft or "-",
             record.drafter, record.detail, hint,
         )  # fmt: skip
-
-    def _drop(self, reason: str) -> None:
-        self._observer.record_audit_drop(reason)
 
     def describe(self) -> Mapping[str, Any]:
         """Describe the holds, the evidence and the last audits for operators."""

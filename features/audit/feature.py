@@ -41,10 +41,14 @@ class AuditFeature(ActiveFeature):
         if fleet is not None:
             text = make_text(renderer.encode)
             self._panel = WorkerPanel(fleet, text, core.has_room, settings.audit_hold)
+        self.metrics = core.telemetry.add_group(
+            lambda scope: Audits(scope, lambda: self.auditor.holds)
+        )
         self.auditor = Auditor(
             settings.audit_share,
             AuditHolds(),
-            self,
+            self.record_audit,
+            self.metrics.count_drop,
             renderer.decode,
             core.has_room,
             _open_evidence(settings.audit_evidence, core.backend.names[0]),
@@ -52,10 +56,7 @@ class AuditFeature(ActiveFeature):
         )
         if (drafts := core.backend.drafts) is not None:
             drafts.follow(self.auditor.change_draft)
-        core.policy.holds = self.auditor.holds
-        self._metrics = core.telemetry.add_group(
-            lambda scope: Audits(scope, lambda: self.auditor.holds)
-        )
+        core.policy.holds = self.auditor.holds.covers
 
     def wrap(self, engine: Engine) -> Engine:
         return self.auditor.watch(engine, may_capture)
@@ -83,13 +84,10 @@ class AuditFeature(ActiveFeature):
                 group.create_task(self._panel.run())
 
     def record_audit(self, record: AuditRecord) -> None:
-        self._metrics.count(record, self._core.telemetry.name_workload(record.workload))
+        self.metrics.count(record, self._core.telemetry.name_workload(record.workload))
         self._core.telemetry.facts.publish(
             AnswerAudited(record.request, record.outcome.value, record.to_json())
         )
-
-    def record_audit_drop(self, reason: str) -> None:
-        self._metrics.count_drop(reason)
 
 
 def _open_evidence(folder: str | None, model: str) -> EvidenceWriter:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from eaglegate.engine.types import Drafter, EngineRequest
 from eaglegate.features.audit.evidence import AuditOutcome
@@ -87,20 +88,8 @@ class AuditRecord:
         return asdict(self)
 
 
-class AuditObserver(Protocol):
-    """Receiver of audit results."""
-
-    def record_audit(self, record: AuditRecord) -> None: ...
-
-    def record_audit_drop(self, reason: str) -> None:
-        """Record that an answer was selected but not audited, by reason (``metrics.py``)."""
-        ...
-
-
-class EvidenceWriter(Protocol):
-    """Writer of evidence. Returns the file's name; empty if there is none."""
-
-    def __call__(self, answer: FinishedAnswer, record: AuditRecord) -> str: ...
+EvidenceWriter = Callable[[FinishedAnswer, AuditRecord], str]
+"""Writer of evidence. Returns the file's name; empty if there is none."""
 
 
 def write_nothing(answer: FinishedAnswer, record: AuditRecord) -> str:  # noqa: ARG001

@@ -146,20 +146,11 @@ class AnswerScores:
         return place, margins[place]
 
 
-@dataclass(frozen=True, slots=True)
-class AuditPiece:
-    """A piece of an audit: a request that reads some more tokens than the piece before it."""
-
-    request: EngineRequest
-    key: str
-    """Key of the scores; empty if the piece reads only a part of the prompt."""
-
-
 def split_audit(
     request: EngineRequest, answer: Sequence[int], dtype: str, max_tokens: int | None = PIECE
-) -> Iterator[AuditPiece]:
-    """Yield the requests that make an engine score ``answer``. Each must wait for the one before
-    it.
+) -> Iterator[tuple[EngineRequest, str]]:
+    """Yield the requests that make an engine score ``answer``, and the keys of their scores. Each
+    must wait for the one before it, and has no key if it reads only a part of the prompt.
 
     The engine reads the prompt and the answer without its last token as a prompt, at most
     ``max_tokens`` tokens at a time. None reads all at once, for engines without a prefix cache.
@@ -184,7 +175,7 @@ def split_audit(
         if key:
             rules = ScoringRules.of(request, answer[stop - 1], dtype, start)
             audit = replace(audit, scoring={"key": key, **rules.to_fields()})
-        yield AuditPiece(audit, key)
+        yield audit, key
         begin = end
 
 

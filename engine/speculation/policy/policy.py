@@ -17,7 +17,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Literal
 
 from eaglegate.engine.types import Arm
 
@@ -125,16 +125,14 @@ class SpeculationDecision:
     lookup: int | None = None
 
 
-class Holds(Protocol):
-    """Workloads that lost speculation because of audits, for one key or for all."""
-
-    def covers(self, workload: str, key: str) -> bool: ...
+IsHeld = Callable[[str, str], bool]
+"""Tells if a workload lost speculation because of audits, for a key."""
 
 
 class SpeculationPolicy:
     """The rules in force, and their application to requests."""
 
-    def __init__(self, rules: SpeculationRules | None = None, holds: Holds | None = None) -> None:
+    def __init__(self, rules: SpeculationRules | None = None, holds: IsHeld | None = None) -> None:
         self.rules = rules or SpeculationRules()
         self.holds = holds
         self.listeners: list[Callable[[], None]] = []
@@ -160,7 +158,7 @@ class SpeculationPolicy:
 
         ``key`` is the API key's public name, ``depth`` the request's own.
         """
-        if self.holds is not None and self.holds.covers(workload, key or ""):
+        if self.holds is not None and self.holds(workload, key or ""):
             return SpeculationDecision(0, PLAIN, DepthSource.AUDIT)
         trial, rules, arm = self.trial, self.rules, None
         if trial is not None:

@@ -37,11 +37,11 @@ class VllmScores(ScoresAnswers):
         """See ``eaglegate.engine.speculation.accounts.scores.ScoresAnswers``."""
         caches = self._engine.vllm_config.cache_config.enable_prefix_caching
         parts = []
-        for piece in split_audit(request, answer, dtype, PIECE if caches else None):
+        for piece, key in split_audit(request, answer, dtype, PIECE if caches else None):
             await pace.pause()
-            await self._engine.generate_timed(piece.request, NullSink(), pace.charge)
-            if piece.key:
-                parts.append(AnswerScores.from_fields(await self._take_scores(piece.key)))
+            await self._engine.generate(piece, NullSink(), pace.charge)
+            if key:
+                parts.append(AnswerScores.from_fields(await self._take_scores(key)))
         return AnswerScores.join(parts)
 
     async def _take_scores(self, key: str) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""An observer of audits that remembers."""
+"""Notes of what an auditor reports."""
 
 from __future__ import annotations
 
@@ -9,13 +9,7 @@ from eaglegate.features.audit.records import AuditRecord
 
 @dataclass
 class Notes:
-    """An ``AuditObserver``."""
+    """The records of audits, and the reasons why answers were not audited."""
 
     records: list[AuditRecord] = field(default_factory=list, kw_only=True)
     drops: list[str] = field(default_factory=list, kw_only=True)
-
-    def record_audit(self, record: AuditRecord) -> None:
-        self.records.append(record)
-
-    def record_audit_drop(self, reason: str) -> None:
-        self.drops.append(reason)

@@ -90,7 +90,8 @@ class Lab:
         self.auditor = Auditor(
             share,
             self.holds,
-            self.notes,
+            self.notes.records.append,
+            self.notes.drops.append,
             lambda tokens: "".join(map(chr, tokens)),
             lambda: self.room,
             write,
@@ -101,7 +102,7 @@ class Lab:
             self.engine, self.engine.generate, replace(DEFAULT_INFO, details={"dtype": "float32"})
         )
         self.audited = AuditedEngine(self.engine, self.auditor)
-        self.policy = SpeculationPolicy(holds=self.holds)
+        self.policy = SpeculationPolicy(holds=self.holds.covers)
 
     async def answer(self, name: str = "r", **more: Any) -> None:
         async for _ in read_steps(self.audited.generate, ask(name, **more)):
@@ -465,7 +466,9 @@ async def test_images_of_waiting_answers_are_bounded() -> None:
 
 async def test_lossy_engines_are_not_audited(caplog: pytest.LogCaptureFixture) -> None:
     lab = Lab()
-    auditor = Auditor(1.0, lab.holds, lab.notes, str, lambda: True, write_nothing)
+    auditor = Auditor(
+        1.0, lab.holds, print, lab.notes.drops.append, str, lambda: True, write_nothing
+    )
     lossy = replace(DEFAULT_INFO.speculation, lossy=("It accepts more.",))
     auditor.attach(lab.engine, lab.engine.generate, replace(DEFAULT_INFO, speculation=lossy))
     assert "answers are not audited: It accepts more." in caplog.text
@@ -599,22 +602,21 @@ def test_the_pieces_of_an_audit_score_every_token_once(prompt: int, answer: int,
     tokens = tuple(range(100, 100 + answer))
     pieces = [*split_audit(request, tokens, "float32", most)]
     read = scored = 0
-    for piece in pieces:
-        own = piece.request
+    for own, key in pieces:
         assert 0 < len(own.prompt) - read <= most
         read = len(own.prompt)
         assert own.prompt == (request.prompt + tokens)[:read]
         assert own.depth == 0
         if own.scoring is None:
-            assert not piece.key
+            assert not key
             continue
         assert own.scoring["first"] == scored
         scored = len(own.prompt) - prompt + 1
         assert own.scoring["last"] == tokens[scored - 1]
     assert (read, scored) == (prompt + answer - 1, answer)
-    assert len({piece.request.cache_salt for piece in pieces} - {"tenant"}) == 1
-    (whole,) = split_audit(request, tokens, "float32", None)
-    assert len(whole.request.prompt) == read
+    assert len({piece.cache_salt for piece, _ in pieces} - {"tenant"}) == 1
+    ((whole, _),) = split_audit(request, tokens, "float32", None)
+    assert len(whole.prompt) == read
 
 
 def test_every_piece_of_an_audit_has_all_images() -> None:
@@ -624,13 +626,13 @@ def test_every_piece_of_an_audit_has_all_images() -> None:
         "a", tuple(range(20)), Sampling(9), images=(image, image), expanded_length=150
     )
     tokens = tuple(range(100, 110))
-    pieces = [*split_audit(request, tokens, "float32", 4)]
-    assert [len(piece.request.prompt) for piece in pieces] == [23, 26, 29]
-    assert [piece.request.num_prompt for piece in pieces] == [153, 156, 159]
+    pieces = [piece for piece, _ in split_audit(request, tokens, "float32", 4)]
+    assert [len(piece.prompt) for piece in pieces] == [23, 26, 29]
+    assert [piece.num_prompt for piece in pieces] == [153, 156, 159]
     for piece in pieces:
-        assert piece.request.images == request.images
-        assert piece.request.scoring is not None
-        assert piece.request.scoring["prompt_tokens"] == 150
+        assert piece.images == request.images
+        assert piece.scoring is not None
+        assert piece.scoring["prompt_tokens"] == 150
 
 
 def test_scores_of_parts_are_joined() -> None:

@@ -69,7 +69,7 @@ async def test_without_audits_the_paths_say_how_to_begin(lab: Any) -> None:
 async def test_a_held_workload_is_shown_and_released(audited: Any, telemetry: Telemetry) -> None:
     audited.holds.add(AuditHold("chat", "token 1 is wrong", "abc", 1.0))
     audited.feature.record_audit(RECORD)
-    audited.feature.record_audit_drop("idle")
+    audited.feature.metrics.count_drop("idle")
     shown = (await audited.get("/admin/audit")).json
     assert shown["holds"]["chat"]["reason"] == "token 1 is wrong"
     page = read_page(telemetry)

@@ -139,7 +139,7 @@ class ToyEngine(ScriptedEngine, ReadsPrompts):
 
 @dataclass
 class ToyFleet(Notes):
-    """Also the observer of its audits."""
+    """Also the notes of its audits."""
 
     fleet: Fleet
     panel: WorkerPanel
@@ -167,7 +167,10 @@ async def toy_fleet(
     by_name = {f"w{number}": worker for number, worker in enumerate(workers)}
     fleet = Fleet(lambda name: ToyEngine(by_name[name]), [StaticSource(by_name)], settings=RULES)
     town = ToyFleet(fleet, WorkerPanel(fleet, TEXT, lambda: True, holds))
-    town.auditor = Auditor(1.0, AuditHolds(), town, str, lambda: True, write, is_idle=lambda: True)
+    town.auditor = Auditor(
+        1.0, AuditHolds(), town.records.append, town.drops.append, str, lambda: True, write,
+        is_idle=lambda: True,
+    )  # fmt: skip
     town.auditor.attach_workers(town.panel, fleet.generate)
     await fleet.start()
     tasks = [asyncio.create_task(work) for work in (town.auditor.run(), town.panel.run())]
