@@ -235,62 +235,36 @@ class RequestFacts:
     """Images of the prompt; of the one with the most if the request has several."""
 
 
-class Observation(Protocol):
-    """One request under observation."""
+class Observation:
+    """One request under observation. This base records nothing."""
 
-    def choice(self, sequence: str) -> EventCallback:
+    __slots__ = ()
+
+    def choice(self, sequence: str) -> EventCallback:  # noqa: ARG002
         """Return a callback for the events of the choice whose ``EngineRequest.id`` is
         ``sequence``."""
-        ...
+        return _nothing
 
     def end(self, ending: Ending) -> None:
         """Record that the request ended. A second call changes nothing."""
-        ...
 
 
-class Observer(Protocol):
-    """Receiver of reports about requests, one per process."""
+class Observer:
+    """Receiver of reports about requests, one per process. This base records nothing, for tests and
+    for serving without telemetry."""
 
-    def begin(self, facts: RequestFacts) -> Observation: ...
+    def begin(self, facts: RequestFacts) -> Observation:  # noqa: ARG002
+        return Observation()
 
     def record_refusal(self, api: str, code: str, key: str | None = None) -> None:
         """Record that a request was refused; ``code`` is the gateway error's own, from a bounded
         set, and ``key`` the name of its API key, if it has a valid one."""
-        ...
 
     def record_ignored_fields(self, api: str, names: Sequence[str]) -> None:
         """Record that a request is answered without these fields. The client chose their names."""
-        ...
 
     def record_storage_failure(self) -> None:
         """Record that an answer was delivered but could not be stored as it should have been."""
-        ...
-
-
-class NullObservation:
-    """Observation that records nothing."""
-
-    def choice(self, sequence: str) -> EventCallback:  # noqa: ARG002
-        return _nothing
-
-    def end(self, ending: Ending) -> None:
-        pass
-
-
-class NullObserver:
-    """Observer that records nothing, for tests and for serving without telemetry."""
-
-    def begin(self, facts: RequestFacts) -> Observation:  # noqa: ARG002
-        return NullObservation()
-
-    def record_refusal(self, api: str, code: str, key: str | None = None) -> None:
-        pass
-
-    def record_ignored_fields(self, api: str, names: Sequence[str]) -> None:
-        pass
-
-    def record_storage_failure(self) -> None:
-        pass
 
 
 def _nothing(_: Event) -> None:

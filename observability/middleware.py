@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -103,33 +103,21 @@ CAPTURE = b"x-eaglegate-capture", b"off"
 ACCEPTABLE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
-class Tracing(Protocol):
-    """Reports exchanges as spans."""
+class Tracing:
+    """Base of what reports exchanges as spans. By itself it reports none, and passes the client's
+    trace context on to the engine."""
 
     def begin(self, exchange: HttpExchange, headers: RawHeaders) -> None:
         """Begin a span. ``headers`` are the request's, with names in lower case."""
-        ...
-
-    def end(self, exchange: HttpExchange) -> None: ...
-
-    async def aclose(self) -> None:
-        """Send the remaining spans."""
-        ...
-
-
-class NoTracing:
-    """Reports no spans, and passes the client's trace context on to the engine."""
-
-    def begin(self, exchange: HttpExchange, headers: RawHeaders) -> None:
         exchange.trace_headers = {
             name.decode(): value.decode("latin-1") for name, value in headers if name in W3C
         }
 
     def end(self, exchange: HttpExchange) -> None:
-        pass
+        """End the exchange's span."""
 
     async def aclose(self) -> None:
-        pass
+        """Send the remaining spans."""
 
 
 class TelemetryMiddleware:
@@ -154,7 +142,7 @@ class TelemetryMiddleware:
         self._app = app
         self._keep_bodies = keep_bodies
         self._log = log
-        self._tracing = tracing or NoTracing()
+        self._tracing = tracing or Tracing()
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -9,7 +9,7 @@ from functools import reduce
 from operator import add
 from typing import NamedTuple
 
-from eaglegate.engine.events import Ending, EventCallback, RequestFacts, Usage
+from eaglegate.engine.events import Ending, EventCallback, Observation, RequestFacts, Usage
 from eaglegate.engine.totals import Totals
 from eaglegate.observability.labels import NO_DRAFT, NO_KEY, OTHER, TEXT, Labels
 from eaglegate.observability.sequence import MonotonicClock, PhaseShare, SequenceTimeline
@@ -181,9 +181,8 @@ NOT_SENT = ("", b"")
 """Path and body of a request without an exchange."""
 
 
-class RequestObservation:
-    """Observation of one request (``eaglegate.engine.events.Observation``), from
-    ``Telemetry.begin``."""
+class RequestObservation(Observation):
+    """Observation of one request, from ``Telemetry.begin``."""
 
     __slots__ = (
         "_choices",

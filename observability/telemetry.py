@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from prometheus_client import CollectorRegistry
 
 from eaglegate.engine.base import Engine, SupportsPlanning, SupportsUnclaimed
-from eaglegate.engine.events import Observation, RequestFacts
+from eaglegate.engine.events import Observation, Observer, RequestFacts
 from eaglegate.engine.machine import NvmlGpu
 from eaglegate.engine.speculation.drafts.versions import DraftSwap, DraftVersion
 from eaglegate.engine.supervision.draft_blame import DraftHold
@@ -83,8 +83,8 @@ class PagePart(Protocol):
     def list_problems(self) -> Iterable[str]: ...
 
 
-class Telemetry:
-    """Implementation of ``eaglegate.engine.events.Observer``, made once by the composition root.
+class Telemetry(Observer):
+    """The observer of a gateway, made once by the composition root.
 
     Steps and events are only recorded when they arrive. They are evaluated when a request ends, and
     counted in bulk on every scrape (``settle``), or else every few seconds.

@@ -20,7 +20,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from eaglegate.engine.events import Ending
 from eaglegate.observability.labels import OTHER, name_api
-from eaglegate.observability.middleware import QUIET, HttpExchange, RawHeaders
+from eaglegate.observability.middleware import QUIET, HttpExchange, RawHeaders, Tracing
 from eaglegate.observability.observation import RequestRecord
 
 SERVICE = "eaglegate"
@@ -28,9 +28,8 @@ OPERATIONS = {"completions": "text_completion"}
 """``gen_ai.operation.name`` by API; ``chat`` for all others."""
 
 
-class OpenTelemetry:
-    """Implementation of ``eaglegate.observability.middleware.Tracing`` on an OpenTelemetry
-    provider."""
+class OpenTelemetry(Tracing):
+    """Spans of an OpenTelemetry provider."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider

@@ -31,7 +31,6 @@ from eaglegate.observability.metrics import GROUPS
 from eaglegate.observability.middleware import (
     AccessLog,
     HttpExchange,
-    NoTracing,
     TelemetryMiddleware,
     Tracing,
 )
@@ -363,7 +362,7 @@ class ServeCommand:
 def _open_tracing(endpoint: str | None) -> Tracing:
     """Create the tracing. Raises ConfigError."""
     if endpoint is None:
-        return NoTracing()
+        return Tracing()
     try:
         from eaglegate.observability.tracing import OpenTelemetry
     except ImportError as error:

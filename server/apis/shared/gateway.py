@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eaglegate.engine.base import SupportsPlanning
-from eaglegate.engine.events import NullObserver, Observer
+from eaglegate.engine.events import Observer
 from eaglegate.engine.fleet.types import WorkerStatus
 from eaglegate.engine.speculation.drafts.swap import DraftManager
 from eaglegate.engine.supervision.draft_blame import DraftHold
@@ -60,7 +60,7 @@ class Gateway:
     """Port of the operator paths, if it differs from the API's port."""
     cross_origin: CrossOriginPolicy = field(default_factory=CrossOriginPolicy)
     budget: RequestBudget = field(default_factory=RequestBudget)
-    observer: Observer = field(default_factory=NullObserver)
+    observer: Observer = field(default_factory=Observer)
     memory: MemoryMonitor = field(default_factory=lambda: MemoryMonitor([]))
     store: SqlResponseStore | None = None
     """Store of responses; None if responses are not stored."""

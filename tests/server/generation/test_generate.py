@@ -16,7 +16,7 @@ from eaglegate.engine.events import (
     Event,
     Finish,
     LogprobsDelta,
-    NullObserver,
+    Observer,
     RequestFacts,
     TokensDelta,
 )
@@ -28,7 +28,7 @@ from tests.server.conftest import Lab
 
 
 @dataclass
-class Recorder(NullObserver):
+class Recorder(Observer):
     """Remembers what it is told of one request after another."""
 
     facts: list[RequestFacts] = field(default_factory=list)

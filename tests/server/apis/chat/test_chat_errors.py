@@ -15,7 +15,7 @@ from eaglegate.engine.errors import (
     RequestQuarantined,
     RequestRejected,
 )
-from eaglegate.engine.events import Ending, NullObservation, NullObserver
+from eaglegate.engine.events import Ending, Observation, Observer
 from eaglegate.engine.scripted import Pause
 from eaglegate.engine.types import Step
 from eaglegate.server.access.admission import AdmissionLimits
@@ -226,11 +226,13 @@ async def test_a_client_that_does_not_read_is_cut_off(lab, path, asked):
     lab.engine.script = [step] * 50
     endings = []
 
-    class Notes(NullObserver):
+    class Note(Observation):
+        def end(self, ending):
+            endings.append(ending)
+
+    class Notes(Observer):
         def begin(self, facts):
-            observation = NullObservation()
-            observation.end = endings.append
-            return observation
+            return Note()
 
     lab.gateway.observer = Notes()
     body = orjson.dumps({"model": "demo", "stream": True} | asked)

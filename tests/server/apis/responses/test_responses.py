@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from eaglegate.engine.errors import EngineDead, EngineOverloaded
-from eaglegate.engine.events import NullObserver
+from eaglegate.engine.events import Observer
 from eaglegate.engine.scripted import Pause
 from eaglegate.engine.types import Step
 from eaglegate.server.errors import StoreFailed
@@ -261,7 +261,7 @@ def forgetful(lab):
     """A lab whose store accepts no more responses."""
     lab.not_stored = []
 
-    class Notes(NullObserver):
+    class Notes(Observer):
         def record_storage_failure(self):
             lab.not_stored.append(1)
 

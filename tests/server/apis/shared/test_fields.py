@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eaglegate.engine.events import NullObserver
+from eaglegate.engine.events import Observer
 
 HEADER = "x-eaglegate-ignored-fields"
 USER = [{"role": "user", "content": "hi"}]
@@ -20,7 +20,7 @@ BODIES = {
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
-class Counting(NullObserver):
+class Counting(Observer):
     def __init__(self) -> None:
         self.told: list[tuple[str, tuple[str, ...]]] = []
 
