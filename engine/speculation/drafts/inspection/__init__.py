@@ -158,14 +158,14 @@ def describe_other_settings(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def build_report(case: InspectionCase, findings: tuple[DraftFinding, ...]) -> SpeculationReport:
-    description = describe(case)
+    method, summary, facts = describe(case)
     model = case.settings.get("model")
     return SpeculationReport(
-        method=description.method,
-        summary=description.summary,
+        method=method,
+        summary=summary,
         depth=get_int(case.settings, "num_speculative_tokens"),
         draft=model if isinstance(model, str) else None,
         inspected=case.checkpoint is not None or case.method in MODEL_FREE,
-        facts={**description.facts, **describe_other_settings(case.settings)},
+        facts={**facts, **describe_other_settings(case.settings)},
         findings=findings,
     )

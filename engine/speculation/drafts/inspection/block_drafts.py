@@ -19,6 +19,7 @@ from eaglegate.engine.speculation.drafts.inspection.configs import (
     add,
     expect_grouped_attention,
     expect_mlp,
+    expect_vocabulary,
     multiply,
 )
 from eaglegate.engine.speculation.drafts.inspection.speculators import (
@@ -161,11 +162,7 @@ def list_block_tensors(block: BlockDraft) -> dict[str, ExpectedTensor]:
     for index in range(draft.num_layers):
         tensors |= {f"layers.{index}.{name}": want for name, want in expect_block_layer(block)}
     tensors |= dict(expect_heads(block))
-    table = ExpectedTensor(
-        (draft.vocab_size, hidden_size), "vocab_size or hidden_size", required=False
-    )
-    head = ExpectedTensor((draft.draft_vocab_size, hidden_size), "draft_vocab_size", required=False)
-    return tensors | {"embed_tokens.weight": table, "lm_head.weight": head}
+    return tensors | expect_vocabulary(draft)
 
 
 def count_states(block: BlockDraft) -> int:

@@ -16,6 +16,7 @@ from eaglegate.engine.speculation.drafts.inspection.block_drafts import (
 from eaglegate.engine.speculation.drafts.inspection.case import (
     InspectionCase,
     RuleCheck,
+    Severity,
     Violation,
     error,
     warning,
@@ -29,9 +30,6 @@ from eaglegate.engine.speculation.drafts.inspection.speculators import (
 )
 from eaglegate.engine.speculation.drafts.inspection.tensor_rules import TensorLayout
 
-SIZES = (
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
-)  # fmt: skip
 UNDEFAULTED = ("num_key_value_heads", "rms_norm_eps", "hidden_act", "max_position_embeddings")
 """Keys without a default in the speculators format, because vLLM reads them from a bare config."""
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -51,7 +49,7 @@ def check_block_architecture(case: InspectionCase) -> Iterator[Violation]:
 
 def check_block_sizes(case: InspectionCase) -> Iterator[Violation]:
     draft = case.draft
-    keys = SIZES + (UNDEFAULTED if draft.speculators else ())
+    keys = config_rules.SIZES + (UNDEFAULTED if draft.speculators else ())
     absent_keys = [key for key in keys if draft.read.get(key) is None]
     if absent_keys:
         section = "transformer_layer_config" if draft.speculators else "config.json"
@@ -60,9 +58,11 @@ def check_block_sizes(case: InspectionCase) -> Iterator[Violation]:
             "write the values the draft was trained with",
         )
     invalid_keys = [
-        key for key in SIZES if draft.read.get(key) is not None and not draft.number(key)
+        key
+        for key in config_rules.SIZES
+        if draft.read.get(key) is not None and not draft.number(key)
     ]
-    invalid_keys += [key for key in SIZES if (draft.number(key) or 0) < 0]
+    invalid_keys += [key for key in config_rules.SIZES if (draft.number(key) or 0) < 0]
     for key in invalid_keys:
         yield error(f"{key} is {draft.read.get(key)!r}", "give a whole number of at least 1")
 
@@ -112,15 +112,7 @@ def check_ids(captured_layers: CapturedLayers, layers: int | None) -> Iterator[V
 
 
 def check_block_width(case: InspectionCase) -> Iterator[Violation]:
-    """Check that one captured state is as wide as the target."""
-    block = BlockDraft(case.draft, case.method)
-    width = case.target.hidden_size if case.target else None
-    draft_width = case.draft.target_hidden_size
-    if block.uses_aux and width is not None and draft_width is not None and width != draft_width:
-        yield error(
-            f"the draft is made for a target of hidden size {draft_width}, this one has {width}",
-            f'{OWN}, or "target_hidden_size": {width} if it is it',
-        )
+    return config_rules.compare_widths(case, BlockDraft(case.draft, case.method).uses_aux)
 
 
 def check_block_size(case: InspectionCase) -> Iterator[Violation]:
@@ -241,14 +233,7 @@ def check_markov(case: InspectionCase) -> Iterator[Violation]:
 def check_block_head(case: InspectionCase) -> Iterator[Violation]:
     """Check the head. A block draft without its own head uses the target's, as the library exports
     it."""
-    draft, target = case.draft, case.target
-    is_reduced = draft.draft_vocab_size != draft.vocab_size
-    is_narrow = target is not None and target.hidden_size not in (None, draft.hidden_size)
-    if "lm_head.weight" not in case.tensors and (is_reduced or is_narrow):
-        yield error(
-            "lm_head.weight is missing and the target's cannot stand in: another shape",
-            "export the draft again, with its head",
-        )
+    return (v for v in tensor_rules.check_head(case) if v.severity is Severity.ERROR)
 
 
 def check_mask_tensor(case: InspectionCase) -> Iterator[Violation]:

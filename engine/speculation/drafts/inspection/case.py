@@ -242,16 +242,8 @@ NAMES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class SpeculationDescription:
-    """``method`` is the common name. ``facts`` are printed as "name: value" lines."""
-
-    method: str
-    summary: str
-    facts: Mapping[str, str]
-
-
-def describe(case: InspectionCase) -> SpeculationDescription:
+def describe(case: InspectionCase) -> tuple[str, str, dict[str, str]]:
+    """Return the common name of the method, the summary, and the facts."""
     eagle3 = case.method == "eagle3" and case.checkpoint is not None and case.kind == "eagle3"
     method = name_eagle3(case.draft) if eagle3 else case.method
     depth = get_int(case.settings, "num_speculative_tokens")
@@ -263,9 +255,7 @@ def describe(case: InspectionCase) -> SpeculationDescription:
     details.append(f"K={depth}" if depth is not None else "")
     text = "; ".join(part for part in details if part)
     name = "EAGLE 3 or 3.1" if method == "eagle3" and not eagle3 else NAMES.get(method, method)
-    return SpeculationDescription(
-        method, f"{name}: {text}" if text else name, dict(list_facts(case, eagle3))
-    )
+    return method, f"{name}: {text}" if text else name, dict(list_facts(case, eagle3))
 
 
 def name_eagle3(draft: DraftConfig) -> str:

@@ -130,19 +130,14 @@ def read_config(path: Path) -> Mapping[str, Any]:
 def read_json(file: Path, rule: str) -> Mapping[str, Any]:
     try:
         value = json.loads(read_small(file))
+        problem = "is not a JSON object"
     except RecursionError:
-        raise InvalidCheckpoint(
-            rule, f"{file.name} is nested too deeply", "restore the file from its source"
-        ) from None
+        value, problem = None, "is nested too deeply"
     except ValueError as error:
-        raise InvalidCheckpoint(
-            rule, f"{file.name} is not JSON: {error}", "restore the file from its source"
-        ) from error
-    if not isinstance(value, dict):
-        raise InvalidCheckpoint(
-            rule, f"{file.name} is not a JSON object", "restore the file from its source"
-        )
-    return value
+        value, problem = None, f"is not JSON: {error}"
+    if isinstance(value, dict):
+        return value
+    raise InvalidCheckpoint(rule, f"{file.name} {problem}", "restore the file from its source")
 
 
 def find_weight_files(path: Path) -> list[Path]:

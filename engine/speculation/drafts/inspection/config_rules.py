@@ -195,15 +195,14 @@ def check_parallel_setting(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_target_width(case: InspectionCase) -> Iterator[Violation]:
-    """Check that one captured state is as wide as the target."""
+    return compare_widths(case, case.draft.uses_aux)
+
+
+def compare_widths(case: InspectionCase, uses_aux: bool) -> Iterator[Violation]:
+    """Check that one captured state, if there are any, is as wide as the target."""
     width = case.target.hidden_size if case.target else None
     draft_width = case.draft.target_hidden_size
-    if (
-        width is not None
-        and draft_width is not None
-        and width != draft_width
-        and case.draft.uses_aux
-    ):
+    if uses_aux and width is not None and draft_width is not None and width != draft_width:
         yield error(
             f"the draft is made for a target of hidden size {draft_width}, this one has {width}",
             f'use the draft made for this target, or "target_hidden_size": {width} if it is it',

@@ -268,11 +268,17 @@ def list_expected_tensors(draft: DraftConfig) -> dict[str, ExpectedTensor]:
     tensors |= dict(expect_fc(draft))
     for index in range(draft.num_layers):
         tensors |= {f"layers.{index}.{name}": want for name, want in expect_layer(draft, index)}
-    table = ExpectedTensor(
-        (draft.vocab_size, hidden_size), "vocab_size or hidden_size", required=False
-    )
-    head = ExpectedTensor((draft.draft_vocab_size, hidden_size), "draft_vocab_size", required=False)
-    return tensors | {"embed_tokens.weight": table, "lm_head.weight": head}
+    return tensors | expect_vocabulary(draft)
+
+
+def expect_vocabulary(draft: DraftConfig) -> dict[str, ExpectedTensor]:
+    """Return the tensors that the target's may replace."""
+    table = (draft.vocab_size, draft.hidden_size), "vocab_size or hidden_size"
+    head = (draft.draft_vocab_size, draft.hidden_size), "draft_vocab_size"
+    return {
+        "embed_tokens.weight": ExpectedTensor(*table, required=False),
+        "lm_head.weight": ExpectedTensor(*head, required=False),
+    }
 
 
 def expect_fc(draft: DraftConfig) -> Iterator[tuple[str, ExpectedTensor]]:
