@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from array import array
 from base64 import b64decode, b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from eaglegate.engine.errors import RequestRejected
 from eaglegate.engine.types import Constraint, DepthReason, Drafter, EngineRequest, TokenLogprob
 from eaglegate.text.events import FinishReason
+from eaglegate.text.media.image import Image
 
 DEPTH = "num_speculative_tokens"
 """A request's depth in vLLM's ``extra_args`` (over vLLM's HTTP: ``vllm_xargs``)."""
@@ -170,3 +172,14 @@ def select_top(entries: Iterable[TokenLogprob], top: int) -> tuple[TokenLogprob,
     order."""
     ranked_entries = sorted(entries, key=lambda entry: entry.rank or 0)
     return tuple(entry for entry in ranked_entries if (entry.rank or 0) <= top)
+
+
+def check_placeholders(prompt: Sequence[int], images: Sequence[Image], placeholder: int) -> None:
+    """Check that a prompt has one placeholder per image. Raises RequestRejected."""
+    count = prompt.count(placeholder)
+    if count != len(images):
+        raise RequestRejected(
+            f"Token {placeholder} stands for an image: a prompt with {len(images)} images must "
+            f"have it {len(images)} times; this one has it {count} times.",
+            "prompt",
+        )

@@ -118,7 +118,13 @@ async def ask_version(connection: WorkerConnection) -> dict[str, str]:
 
 async def find_served_model(connection: WorkerConnection, model: LocalModel) -> tuple[str, int]:
     """Return the model's name on the worker and its longest sequence. Raises EngineStartError."""
-    reply = await _ask_json(connection, MODELS, "--upstream-key")
+    answer = await connection.ask(MODELS)
+    if not answer.ok:
+        raise EngineStartError(
+            f"{connection.upstream}{MODELS} answers {answer.status}: "
+            f"{extract_message(answer.body)} (--upstream-key?)"
+        )
+    reply = read_object(read_json(answer.body, MODELS), MODELS)
     entries = [
         read_object(entry, "a model") for entry in read_list(reply.get("data"), "data", MOST_MODELS)
     ]
@@ -141,13 +147,3 @@ async def find_served_model(connection: WorkerConnection, model: LocalModel) -> 
 def _read_length(entry: Mapping[str, Any]) -> int | None:
     length = entry.get("max_model_len")
     return None if length is None else read_integer(length, "max_model_len", 1, MOST_LENGTH)
-
-
-async def _ask_json(connection: WorkerConnection, path: str, flag: str) -> Mapping[str, Any]:
-    answer = await connection.ask(path)
-    if not answer.ok:
-        raise EngineStartError(
-            f"{connection.upstream}{path} answers {answer.status}: "
-            f"{extract_message(answer.body)} ({flag}?)"
-        )
-    return read_object(read_json(answer.body, path), path)

@@ -34,7 +34,7 @@ from eaglegate.engine.errors import (
 from eaglegate.engine.remote import probe, wire
 from eaglegate.engine.remote.connection import WorkerConnection
 from eaglegate.engine.remote.driver import RemoteEngineBase
-from eaglegate.engine.remote.images import ImageCounts, check_placeholders, probe_images
+from eaglegate.engine.remote.images import ImageCounts, probe_images
 from eaglegate.engine.remote.probe import SpeculationAccount, lay_decode_steps, parse_totals
 from eaglegate.engine.remote.reading import (
     WorkerProtocolError,
@@ -59,7 +59,7 @@ from eaglegate.engine.types import (
     StepSink,
     UndraftedReason,
 )
-from eaglegate.engine.vllm_fields import ABORT, FINISH
+from eaglegate.engine.vllm_fields import ABORT, FINISH, check_placeholders
 from eaglegate.text.events import FinishReason
 from eaglegate.text.media.image import Image
 
@@ -108,8 +108,18 @@ class RemoteEngine(
         image_input = await probe_images(connection, self._model.placeholder)
         if image_input is not None:
             self._images = ImageCounts(connection, image_input)
-        facts = probe.WorkerFacts(name, max_model_len, self._speculation, image_input)
-        return probe.build_info(facts, self._model, connection)
+        spec = self._speculation
+        return EngineInfo(
+            model=name,
+            max_model_len=max_model_len,
+            vocab_size=self._model.vocab_size,
+            speculation=probe.describe_speculation(spec),
+            reports_decode_steps=spec.reported,
+            accounts_at_end=spec.active and spec.reported,
+            default_sampling=self._model.default_sampling,
+            details={"worker": str(connection.upstream)},
+            image_input=image_input,
+        )
 
     async def count_image(self, image: Image) -> int:
         """See ``eaglegate.engine.base.CountsImages``."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
 from hashlib import sha256
 from io import BytesIO
 from uuid import uuid4
@@ -53,17 +52,6 @@ class ImageCounts:
         if len(self._known) > KNOWN:
             self._known.popitem(last=False)
         return count
-
-
-def check_placeholders(prompt: Sequence[int], images: Sequence[Image], placeholder: int) -> None:
-    """Check that a prompt has one placeholder per image. Raises RequestRejected."""
-    count = prompt.count(placeholder)
-    if count != len(images):
-        raise RequestRejected(
-            f"Token {placeholder} stands for an image: a prompt with {len(images)} images must "
-            f"have it {len(images)} times; this one has it {count} times.",
-            "prompt",
-        )
 
 
 async def count_tokens(connection: WorkerConnection, placeholder: int, image: Image) -> int | None:

@@ -39,9 +39,7 @@ from eaglegate.engine.speculation.accounts.accounting import intern_step
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import (
     DecodeStep,
-    EngineInfo,
     EngineRequest,
-    ImageInput,
     Sampling,
     SpeculationInfo,
     UndraftedReason,
@@ -254,17 +252,6 @@ class WorkerSpeculation:
     """True if the worker honours a request's own depth."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerFacts:
-    """Facts that the probe found."""
-
-    name: str
-    """The name under which the worker serves the model."""
-    max_model_len: int
-    speculation: WorkerSpeculation
-    image_input: ImageInput | None = None
-
-
 async def check_vocabulary(connection: WorkerConnection, model: LocalModel, name: str) -> None:
     """Check that a text has the same tokens on both sides. Raises EngineStartError."""
     body = {"model": name, "prompt": PROBE, "add_special_tokens": False}
@@ -384,22 +371,6 @@ async def _generate(
             "with `vllm serve ... --enable-scale-out`, or give text+URL for a server that has no "
             f"{wire.GENERATE}."
         ) from error
-
-
-def build_info(facts: WorkerFacts, model: LocalModel, connection: WorkerConnection) -> EngineInfo:
-    """Return the worker's facts as EngineInfo, with unknown facts marked as unknown."""
-    spec = facts.speculation
-    return EngineInfo(
-        model=facts.name,
-        max_model_len=facts.max_model_len,
-        vocab_size=model.vocab_size,
-        speculation=describe_speculation(spec),
-        reports_decode_steps=spec.reported,
-        accounts_at_end=spec.active and spec.reported,
-        default_sampling=model.default_sampling,
-        details={"worker": str(connection.upstream)},
-        image_input=facts.image_input,
-    )
 
 
 def describe_speculation(spec: WorkerSpeculation) -> SpeculationInfo:

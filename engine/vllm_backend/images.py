@@ -36,6 +36,7 @@ from eaglegate.engine.vllm_backend import translate
 from eaglegate.engine.vllm_backend.image_sizes import Fit
 from eaglegate.engine.vllm_backend.outputs import StepOutputProcessor
 from eaglegate.engine.vllm_backend.step_queue import StepQueue
+from eaglegate.engine.vllm_fields import check_placeholders
 from eaglegate.text.media.decoder_pool import DecoderPool
 from eaglegate.text.media.image import Image, find_placeholder
 from eaglegate.text.media.source import ImageReaderLost
@@ -174,14 +175,7 @@ class ImageRenderer:
             raise RequestRejected(
                 f"A prompt may have at most {limit} images; this one has {len(images)}.", "images"
             )
-        placeholder = self._image_input.placeholder
-        count = prompt.count(placeholder)
-        if count != len(images):
-            raise RequestRejected(
-                f"Token {placeholder} stands for an image: a prompt with {len(images)} images must "
-                f"have it {len(images)} times; this one has it {count} times.",
-                "prompt",
-            )
+        check_placeholders(prompt, images, self._image_input.placeholder)
 
     async def _render(
         self,
