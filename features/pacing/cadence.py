@@ -22,7 +22,8 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 from eaglegate.engine.events import (
     Event,
@@ -37,12 +38,19 @@ from eaglegate.engine.events import (
 from eaglegate.server.http.padding import make_filling
 from eaglegate.text.events import ContentDelta, ReasoningDelta, ToolCallDelta
 
+if TYPE_CHECKING:
+    from eaglegate.server.http.response import EventStream
+
 BLOCK = 1024
 MOST_BYTES = 64 << 10
 """Bytes of waiting frames above which the engine is held back."""
 MOST_STEPS = 256
 """Steps waiting to become frames above which the engine is held back."""
 DONE = b"data: [DONE]\n\n"
+LISTS: dict[type[Any], str] = {
+    StepsDelta: "steps", TokensDelta: "token_ids", LogprobsDelta: "positions",
+}  # fmt: skip
+"""Events that list what a step brought, in the order of a step's events, and their fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,26 +63,14 @@ class Cadence:
 
     def open_output(
         self,
-        stream: ByteStream,
+        stream: EventStream,
         encode: Callable[[int, list[Event]], bytes],
         hurry: asyncio.Event,
     ) -> PacedSink:
         return PacedSink(stream, encode, self.ms / 1000, hurry)
 
-    def open_stream(self, stream: ByteStream, hurry: asyncio.Event) -> PacedStream:
+    def open_stream(self, stream: EventStream, hurry: asyncio.Event) -> PacedStream:
         return PacedStream(stream, self.ms / 1000, hurry=hurry)
-
-
-class ByteStream(Protocol):
-    """The connection below a paced stream."""
-
-    async def open(self) -> None: ...
-
-    async def write(self, data: bytes) -> None:
-        """Write, and wait while the client's backlog is full. Raises ReaderTooSlow."""
-        ...
-
-    async def close(self, data: bytes) -> None: ...
 
 
 class PacedStream:
@@ -85,7 +81,7 @@ class PacedStream:
 
     def __init__(
         self,
-        stream: ByteStream,
+        stream: EventStream,
         interval_s: float,
         make_frames: Callable[[], bytes] = bytes,
         hurry: asyncio.Event | None = None,
@@ -225,7 +221,7 @@ class PacedSink:
 
     def __init__(
         self,
-        stream: ByteStream,
+        stream: EventStream,
         encode: Callable[[int, list[Event]], bytes],
         interval_s: float,
         hurry: asyncio.Event | None = None,
@@ -261,38 +257,15 @@ def join(events: Sequence[Event]) -> list[Event]:
     """Join the events of several steps into those of one step: the leading events first, each kind
     once.
     """
-    usage: list[Event] = []
-    echo: list[Event] = []
-    steps: list[StepsDelta] = []
-    tokens: list[TokensDelta] = []
-    logprobs: list[LogprobsDelta] = []
-    texts: list[Event] = []
-    for event in events:
-        match event:
-            case UsageDelta():
-                usage = [event]
-            case PromptEcho():
-                echo.append(event)
-            case StepsDelta():
-                steps.append(event)
-            case TokensDelta():
-                tokens.append(event)
-            case LogprobsDelta():
-                logprobs.append(event)
-            case _:
-                texts.append(event)
-    joined_events: list[Event] = [*usage, *echo]
-    if steps:
-        joined_events.append(StepsDelta(tuple([step for delta in steps for step in delta.steps])))
-    if tokens:
-        joined_events.append(
-            TokensDelta(tuple([token for delta in tokens for token in delta.token_ids]))
-        )
-    if logprobs:
-        joined_events.append(
-            LogprobsDelta(tuple([row for delta in logprobs for row in delta.positions]))
-        )
-    return joined_events + _join_texts(texts)
+    usage = [event for event in events if isinstance(event, UsageDelta)][-1:]
+    echo = [event for event in events if isinstance(event, PromptEcho)]
+    lists: list[Event] = []
+    for kind, name in LISTS.items():
+        parts = [getattr(event, name) for event in events if isinstance(event, kind)]
+        if parts:
+            lists.append(kind(tuple(chain.from_iterable(parts))))
+    texts = [event for event in events if not isinstance(event, (UsageDelta, PromptEcho, *LISTS))]
+    return [*usage, *echo, *lists, *_join_texts(texts)]
 
 
 def _join_texts(events: Sequence[Event]) -> list[Event]:
