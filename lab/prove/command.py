@@ -12,7 +12,7 @@ import json
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from copy import copy
 from dataclasses import replace
@@ -22,13 +22,10 @@ import uvloop
 
 from eaglegate.engine.errors import EngineDead, EngineError, EngineStartError
 from eaglegate.engine.machine import inspect_machine
-from eaglegate.engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
-from eaglegate.engine.totals import Totals
-from eaglegate.engine.types import EngineInfo, EngineRequest, Execution, StepSink
-from eaglegate.engine.vllm_backend.engine import VllmEngine
 from eaglegate.engine.vllm_backend.position_noise import draw_noise
 from eaglegate.lab.measure.bench_command import stop_on_sigterm
 from eaglegate.lab.prove.checks import CHECKS, Check
+from eaglegate.lab.prove.engine_lane import SHORT_FLAGS, Lane, Say
 from eaglegate.lab.prove.lane import PromptTokens
 from eaglegate.lab.prove.report import START, ProofReport, describe_proof
 from eaglegate.lab.prove.settings import ProveSettings
@@ -46,88 +43,11 @@ from eaglegate.server.backends.in_process import InProcessBackend
 from eaglegate.server.backends.line import CommandLine
 from eaglegate.server.cli.console import save_engine_log
 from eaglegate.server.errors import ConfigError
-from eaglegate.server.flags import make_part, read_into
+from eaglegate.server.flags import read_into
 
 QUESTIONS = Path(__file__).parents[2] / "lab" / "measure" / "data" / "chat.jsonl"
-SHORT_FLAGS = ("spec_method", "spec_model", "spec_tokens")
-"""Parts of ``--speculative-config`` that are also flags of vLLM."""
 CHECK_LIMIT_S = 1800.0
 """Time limit of a check, in seconds."""
-Say = Callable[[str], None]
-
-
-class ProofBackend(InProcessBackend):
-    """Backend that remembers the running engine."""
-
-    engine: VllmEngine
-
-    def make_engine(self) -> VllmEngine:
-        self.engine = super().make_engine()
-        return self.engine
-
-    @property
-    def has_draft(self) -> bool:
-        names = ("speculative_config", *SHORT_FLAGS)
-        return any(getattr(self._arguments, name, None) for name in names)
-
-    @property
-    def reports_raw_logprobs(self) -> bool:
-        """True if log probabilities are the target's, before temperature and other parameters."""
-        return str(self._arguments.logprobs_mode).startswith("raw")
-
-
-class EngineLane:
-    """Lane of an engine; see ``eaglegate.lab.prove.lane.Lane``."""
-
-    info: EngineInfo
-
-    def __init__(self, line: CommandLine, say: Say) -> None:
-        self.backend = ProofBackend(line, say)
-        timeouts = make_part(SupervisionTimeouts, line.settings)
-        self._engine = self.backend.create_engine(timeouts, RecoveryObserver())
-
-    async def start(self) -> None:
-        """Start the engine. Raises EngineStartError."""
-        self.info = await self._engine.start()
-
-    async def generate(self, request: EngineRequest, sink: StepSink) -> None:
-        await self._engine.generate(request, sink)
-
-    async def describe_execution(self) -> Execution | None:
-        return await self.backend.engine.describe_execution()
-
-    def count_drafts(self) -> Totals | None:
-        return self.backend.engine.count_drafts()
-
-    @property
-    def unclaimed(self) -> Totals:
-        return self._engine.unclaimed
-
-    async def freeze_planning(self, depth: int | None) -> bool:
-        return await self._engine.freeze_planning(depth)
-
-    @property
-    def draft_folder(self) -> Path | None:
-        drafts = self.backend.drafts
-        draft = drafts.serving if drafts is not None else None
-        return None if draft is None else Path(draft.path)
-
-    async def exchange_draft(self, folder: Path) -> float:
-        assert self.backend.drafts is not None
-        return (await self.backend.drafts.swap(str(folder), trial=True)).pause_s
-
-    async def restore_draft(self) -> float:
-        assert self.backend.drafts is not None
-        return (await self.backend.drafts.rollback()).pause_s
-
-    def kill(self) -> int:
-        # vLLM logs the traceback of an engine's death, which is the purpose here.
-        logging.getLogger("vllm.v1.engine.async_llm").setLevel(logging.CRITICAL)
-        return self.backend.engine.kill()
-
-    async def aclose(self) -> None:
-        await self._engine.aclose()
-        await self.backend.aclose()
 
 
 def prove(line: CommandLine, say: Say) -> int:
@@ -195,11 +115,11 @@ class Proof:
 
     async def _start(self, stack: AsyncExitStack, folder: Path) -> Trial:
         """Start the engines and return the trial. Raises EngineStartError."""
-        lane = EngineLane(self._line, self._say)
+        lane = Lane(self._line, self._say)
         if not lane.backend.has_draft:
             raise ConfigError("prove compares an engine with its draft: give --speculative-config")
         prompts = render_prompts(lane.backend, self._size.prompts)
-        baseline = EngineLane(_drop_draft(self._line), self._say)
+        baseline = Lane(_drop_draft(self._line), self._say)
         self._say("the engine without a draft")
         async with AsyncExitStack() as plain_stack:
             plain_stack.push_async_callback(baseline.aclose)

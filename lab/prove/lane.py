@@ -1,4 +1,4 @@
-"""An engine under test: the operations that checks need, its answers, and its speed in rounds."""
+"""An engine under test: its answers, and its speed in rounds. ``engine_lane.py`` has the engine."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -18,58 +17,17 @@ from eaglegate.engine.speculation.accounts.accounting import Account
 from eaglegate.engine.steps import read_steps
 from eaglegate.engine.totals import Totals
 from eaglegate.engine.types import (
-    EngineInfo,
     EngineRequest,
-    Execution,
     PositionLogprobs,
     Sampling,
-    StepSink,
 )
+
+if TYPE_CHECKING:
+    from eaglegate.lab.prove.engine_lane import Lane
 
 PromptTokens = tuple[int, ...]
 NUMBERS = count()
 """Counter for request ids, each of which is used once."""
-
-
-class Lane(Protocol):
-    """One engine, with or without a draft. It survives the loss of its process."""
-
-    @property
-    def info(self) -> EngineInfo: ...
-
-    async def generate(self, request: EngineRequest, sink: StepSink) -> None: ...
-
-    async def describe_execution(self) -> Execution | None: ...
-
-    def count_drafts(self) -> Totals | None:
-        """Return the engine's own counters of drafts; None without any."""
-        ...
-
-    @property
-    def unclaimed(self) -> Totals:
-        """Steps made for requests whose clients had left."""
-        ...
-
-    async def freeze_planning(self, depth: int | None) -> bool:
-        """Hold the planner at a depth, or release it; return False without a planner."""
-        ...
-
-    @property
-    def draft_folder(self) -> Path | None:
-        """Folder of a draft that can be exchanged; None for other methods."""
-        ...
-
-    async def exchange_draft(self, folder: Path) -> float:
-        """Serve another draft on trial. Return the seconds without a step."""
-        ...
-
-    async def restore_draft(self) -> float:
-        """Serve the draft from before the exchange."""
-        ...
-
-    def kill(self) -> int:
-        """End the engine's processes with SIGKILL. Return their number."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

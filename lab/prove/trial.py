@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eaglegate.engine.types import EngineRequest, Sampling
 from eaglegate.lab.prove.lane import (
-    Lane,
     PromptTokens,
     ProofAnswer,
     Speed,
@@ -20,6 +19,9 @@ from eaglegate.lab.prove.lane import (
     run_all,
 )
 from eaglegate.lab.prove.texts import Noise
+
+if TYPE_CHECKING:
+    from eaglegate.lab.prove.engine_lane import Lane
 
 TOP = 16
 """Number of alternatives requested for each token. vLLM's default limit is 20."""
