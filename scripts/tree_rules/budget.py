@@ -12,11 +12,11 @@ from .tree import ROOMS, Tree
 
 LINES = {
     "server": 21_390,
-    "engine": 23_920,
-    "observability": 4_630,
-    "features": 12_420,
+    "engine": 23_720,
+    "observability": 4_550,
+    "features": 12_300,
     "text": 13_430,
-    "lab": 14_710,
+    "lab": 14_690,
     "src": 100,
     "tests": 69_573,
     "scripts": 2_050,
