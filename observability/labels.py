@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,18 +22,11 @@ class Labels(NamedTuple):
 LABELS = Labels._fields
 
 
-@dataclass(frozen=True, slots=True)
-class KnownNames:
+class KnownNames(frozenset[str]):
     """A closed set of label values. Any other value becomes ``other``."""
 
-    names: frozenset[str]
-
-    @classmethod
-    def of(cls, names: Iterable[str]) -> KnownNames:
-        return cls(frozenset(names))
-
     def __call__(self, name: str) -> str:
-        return name if name in self.names else OTHER
+        return name if name in self else OTHER
 
 
 CONTEXT_BOUNDS = (512, 2048, 8192, 32768, 131072)

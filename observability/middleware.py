@@ -309,7 +309,7 @@ def make_fields(exchange: HttpExchange) -> dict[str, Any]:
         "path": exchange.path[:MAX_PATH],
         "client": exchange.client,
         "status": exchange.status,
-        "duration_ms": _to_ms(exchange.ended - exchange.started),
+        "duration_ms": to_ms(exchange.ended - exchange.started),
         "client_gone": exchange.client_gone,
         **({"refused": exchange.refused} if exchange.refused else {}),
     }
@@ -335,9 +335,9 @@ def make_generation_fields(record: RequestRecord) -> dict[str, Any]:
         "finish": [choice.finish for choice in record.choices],
         "prompt_tokens": facts.prompt_tokens,
         "completion_tokens": record.tokens,
-        "queue_ms": _to_ms(record.queued),
-        "ttft_ms": _to_ms(record.ttft),
-        "tpot_ms": _to_ms(sum(tpots) / len(tpots) if tpots else None),
+        "queue_ms": to_ms(record.queued),
+        "ttft_ms": to_ms(record.ttft),
+        "tpot_ms": to_ms(sum(tpots) / len(tpots) if tpots else None),
         "acceptance_length": _round(totals.acceptance_length),
         "drafted_tokens": totals.proposed,
         "accepted_tokens": totals.accepted,
@@ -348,7 +348,7 @@ def make_generation_fields(record: RequestRecord) -> dict[str, Any]:
     }
 
 
-def _to_ms(seconds: float | None) -> float | None:
+def to_ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(1000 * seconds, 3)
 
 

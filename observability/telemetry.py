@@ -106,11 +106,11 @@ class Telemetry(Observer):
         self._late = False
         """True if steps wait for their account until the answer ends."""
         self._templates = TopTemplates(settings.templates)
-        self._models = KnownNames.of(settings.models)
-        self._lanes = KnownNames.of(settings.lanes)
-        self._workloads = KnownNames.of(settings.workloads)
+        self._models = KnownNames(settings.models)
+        self._lanes = KnownNames(settings.lanes)
+        self._workloads = KnownNames(settings.workloads)
         self._drafts = RecentNames(settings.drafts)
-        self._keys = KnownNames.of(())
+        self._keys = KnownNames(())
         self._by_draft: dict[str, Totals] = {}
         self.draft_holds: list[DraftHold] = []
         """Depths that are not used because they killed engines."""
@@ -258,8 +258,8 @@ class Telemetry(Observer):
 
     def name_keys(self, names: Iterable[str]) -> None:
         """Count by these API keys from now on, and drop the series of all others."""
-        keys = KnownNames.of(list(names)[: self.settings.keys])
-        removed_keys, self._keys = self._keys.names - keys.names, keys
+        keys = KnownNames(list(names)[: self.settings.keys])
+        removed_keys, self._keys = self._keys - keys, keys
         if not removed_keys:
             return
         self.settle()
@@ -337,7 +337,7 @@ class Telemetry(Observer):
 
     def name_key(self, key: str | None) -> str:
         """Return the label of a key: its name, ``other``, or empty without named keys."""
-        return NO_KEY if key is None or not self._keys.names else self._keys(key)
+        return NO_KEY if key is None or not self._keys else self._keys(key)
 
     def _name_direct_slices(self, request: EngineRequest, model: str) -> SliceNames:
         labels = self._make_labels(model, request.lane, request.workload)

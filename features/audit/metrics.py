@@ -47,12 +47,12 @@ class Audits(MetricGroup):
             ("worker", "outcome"),
         )
         self._seconds = self.counter("audit_seconds", "Time of audits in the engine", ("workload",))
-        self.computed_metric(
+        self.labelled_metric(
             "audit_hold",
             "1 for each workload that has lost speculation, for one key or for all, because of a "
             "violation",
-            ("workload",),
-            self._read_holds,
+            "workload",
+            lambda: dict.fromkeys(self._list_holds(), 1.0),
         )
         self.on(DraftForgotten, lambda fact: self._audits.remove(draft=fact.draft))
 
@@ -68,9 +68,6 @@ class Audits(MetricGroup):
 
     def count_drop(self, reason: str) -> None:
         self._drops(reason).inc()
-
-    def _read_holds(self) -> Iterable[tuple[tuple[str], float]]:
-        return [((workload,), 1.0) for workload in self._list_holds()]
 
 
 GROUPS: tuple[type[MetricGroup], ...] = (Audits,)

@@ -29,8 +29,8 @@ class Canaries(MetricGroup):
         super().__init__(scope)
 
     def declare(self) -> None:
-        self.computed_metric(
-            "canaries_total", "Canaries that ended, by verdict", ("verdict",), self._verdicts
+        self.labelled_metric(
+            "canaries_total", "Canaries that ended, by verdict", "verdict", self._count
         )
         for name, help_ in (
             ("running", "1 while a candidate is tried"),
@@ -46,9 +46,6 @@ class Canaries(MetricGroup):
 
     def _find(self, name: str) -> float | None:
         return (self._describe() or {}).get(name)
-
-    def _verdicts(self) -> Samples:
-        return (((verdict,), count) for verdict, count in self._count().items())
 
     def _effects(self) -> Samples:
         canary = self._describe() or {"evidence": ()}

@@ -30,6 +30,7 @@ from eaglegate.observability.captures.record import (
     coarsen,
     format_record,
 )
+from eaglegate.observability.middleware import to_ms
 from eaglegate.observability.observation import ChoiceRecord, RequestRecord
 from eaglegate.observability.sequence import SequenceTimeline
 from eaglegate.text.events import Phase
@@ -183,7 +184,12 @@ class RecordFormatter:
             prompts=tuple(prompts),
             choices=choices,
         )
-        return record if redactor is None else redact_ids(redactor, record)
+        if redactor is None:
+            return record
+        # Keep the token ids only if no pattern is found in their text.
+        for ids in (*(p.token_ids for p in prompts), *(c.token_ids for c in choices)):
+            redactor.read(ids or ())
+        return redactor.strip_ids(record)
 
     def _describe_request(self, request: EndedRequest, content: Mapping[str, Any]) -> CaptureRecord:
         """Describe the request, its caller and its ending, without prompts and choices."""
@@ -208,9 +214,9 @@ class RecordFormatter:
             method=speculation.method if speculation else "",
             draft="+".join(record.drafts) or (speculation.draft if speculation else "") or "",
             ending=record.ending.value,
-            queued_ms=_milliseconds(record.queued),
-            ttft_ms=_milliseconds(record.ttft),
-            duration_ms=_milliseconds(record.duration),
+            queued_ms=to_ms(record.queued),
+            ttft_ms=to_ms(record.ttft),
+            duration_ms=to_ms(record.duration),
         )
 
     def _make_content(
@@ -306,9 +312,8 @@ class RecordFormatter:
         }
         if self.redactor is None:
             return {name: v for name, v in values.items() if isinstance(v, (int, float))}
-        for name in ("bad_words",):
-            if name in values:
-                values[name] = list(self.redactor.redact(list(values[name])))
+        if "bad_words" in values:
+            values["bad_words"] = list(self.redactor.redact(list(values["bad_words"])))
         if "logit_bias" in values:
             values["logit_bias"] = {
                 str(token): bias for token, bias in values["logit_bias"].items()
@@ -323,25 +328,12 @@ _NEUTRAL: dict[str, Any] = {
 } | {"max_tokens": None, "logit_bias": {}}
 
 
-def redact_ids(redactor: Redactor, record: CaptureRecord) -> CaptureRecord:
-    """Check the text of the token ids. Keep the ids only if no pattern was found in the record."""
-    for prompt in record.prompts:
-        redactor.read(prompt.token_ids or ())
-    for choice in record.choices:
-        redactor.read(choice.token_ids or ())
-    return redactor.strip_ids(record)
-
-
 def _parse_body(body: bytes) -> dict[str, Any]:
     try:
         value = orjson.loads(body) if body else {}
     except orjson.JSONDecodeError:
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else round(1000 * seconds, 3)
 
 
 def _join_log(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from eaglegate.observability.metrics.base import MetricGroup, MetricScope, Samples
+from eaglegate.observability.metrics.base import MetricGroup, MetricScope
 
 if TYPE_CHECKING:
     from eaglegate.features.capture.files import CaptureWriter
@@ -30,20 +30,15 @@ class CapturedRequests(MetricGroup):
                 f"{help_} written to the capture",
                 partial(self._find, name),
             )
-        self.computed_metric(
+        self.labelled_metric(
             "capture_dropped_total",
             "Requests selected for the capture but not written, by reason",
-            ("reason",),
-            self._read_dropped,
+            "reason",
+            lambda: {} if self._writer is None else self._writer.dropped,
         )
 
     def _find(self, name: str) -> float | None:
         return getattr(self._writer, name, None)
-
-    def _read_dropped(self) -> Samples:
-        if self._writer is not None:
-            for reason, count in self._writer.dropped.items():
-                yield (reason,), count
 
 
 GROUPS: tuple[type[MetricGroup], ...] = (CapturedRequests,)

@@ -166,6 +166,16 @@ class MetricGroup:
 
         self.computed_metric(name, help_, (), read_samples)
 
+    def labelled_metric(
+        self, name: str, help_: str, label: str, read: Callable[[], Mapping[str, float]]
+    ) -> None:
+        """Declare a metric of one number for each value of ``label``."""
+
+        def read_samples() -> Samples:
+            return [((value,), number) for value, number in read().items()]
+
+        self.computed_metric(name, help_, (label,), read_samples)
+
     def planner_metric(self, name: str, help_: str, field: str, part: str | None = None) -> None:
         """Declare a metric of one number in ``part`` of the planner's description."""
 

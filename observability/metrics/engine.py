@@ -226,13 +226,11 @@ class Gpus(MetricGroup):
         self._gauge("gpu_power_watts", "Power drawn", lambda r: r.power_watts)
 
     def _gauge(self, name: str, help_: str, pick: Callable[[GpuReading], float | None]) -> None:
-        def read() -> Samples:
-            for gpu in self.scope.gpus:
-                value = pick(gpu.read())
-                if value is not None:
-                    yield (str(gpu.index),), value
+        def read() -> dict[str, float]:
+            values = {str(gpu.index): pick(gpu.read()) for gpu in self.scope.gpus}
+            return {gpu: value for gpu, value in values.items() if value is not None}
 
-        self.computed_metric(name, help_, ("gpu",), read)
+        self.labelled_metric(name, help_, "gpu", read)
 
 
 HELP = {
@@ -258,11 +256,11 @@ class Process(MetricGroup):
     def declare(self) -> None:
         for name, help_ in HELP.items():
             self.number_metric(name, help_, partial(self._find, name))
-        self.computed_metric(
+        self.labelled_metric(
             "fact_failures_total",
             "Facts that a part of the gateway failed to receive; requests go on",
-            ("subscriber",),
-            lambda: [((name,), count) for name, count in self.scope.facts.failures.items()],
+            "subscriber",
+            lambda: self.scope.facts.failures,
         )
 
 
@@ -276,11 +274,17 @@ class PlannedDepths(MetricGroup):
     """
 
     def declare(self) -> None:
-        self.computed_metric(
-            "planner_steps_total", "Planned steps, by drafting depth", ("depth",), self._steps
+        self.labelled_metric(
+            "planner_steps_total",
+            "Planned steps, by drafting depth",
+            "depth",
+            lambda: by_depth(self.scope.planner().get("steps_by_depth", ())),
         )
-        self.computed_metric(
-            "planner_decisions_total", "Planned steps, by reason", ("reason",), self._reasons
+        self.labelled_metric(
+            "planner_decisions_total",
+            "Planned steps, by reason",
+            "reason",
+            lambda: self.scope.planner().get("steps_by_reason", {}),
         )
         self.computed_metric(
             "planner_requests_total",
@@ -288,17 +292,9 @@ class PlannedDepths(MetricGroup):
             ("workload", "phase", "context", "depth"),
             self._requests,
         )
-        self.computed_metric(
-            "planner_frozen", "1 while an operator holds the depth", (), self._frozen
+        self.number_metric(
+            "planner_frozen", "1 while an operator holds the depth", self._read_frozen
         )
-
-    def _steps(self) -> Samples:
-        for depth, steps in enumerate(self.scope.planner().get("steps_by_depth", ())):
-            yield (str(depth),), steps
-
-    def _reasons(self) -> Samples:
-        for reason, steps in self.scope.planner().get("steps_by_reason", {}).items():
-            yield (reason,), steps
 
     def _requests(self) -> Samples:
         counts: Counter[tuple[str, ...]] = Counter()
@@ -311,10 +307,9 @@ class PlannedDepths(MetricGroup):
                 counts[workload, phase, context, str(depth)] += requests
         yield from counts.items()
 
-    def _frozen(self) -> Samples:
+    def _read_frozen(self) -> bool | None:
         planner = self.scope.planner()
-        if "frozen" in planner:
-            yield (), planner["frozen"] is not None
+        return planner["frozen"] is not None if "frozen" in planner else None
 
 
 class PlannerCalibration(MetricGroup):
@@ -341,16 +336,16 @@ class PlannerCalibration(MetricGroup):
     def declare(self) -> None:
         for name, field, meaning in self.SUMS:
             self.planner_metric(f"planner_{name}_total", meaning, field)
-        self.computed_metric(
+        self.labelled_metric(
             "planner_fixed_seconds_total",
             "Expected time of the planned tokens at each fixed depth",
-            ("depth",),
-            self._fixed,
+            "depth",
+            lambda: by_depth(self.scope.planner().get("fixed_s", ())),
         )
 
-    def _fixed(self) -> Samples:
-        for depth, seconds in enumerate(self.scope.planner().get("fixed_s", ())):
-            yield (str(depth),), seconds
+
+def by_depth(values: Iterable[float]) -> dict[str, float]:
+    return {str(depth): value for depth, value in enumerate(values)}
 
 
 def summarize_planner(planner: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -83,7 +83,7 @@ class IgnoredFields(MetricGroup):
     """
 
     def declare(self) -> None:
-        self._known = KnownNames.of(FIELDS)
+        self._known = KnownNames(FIELDS)
         help_ = "Request fields ignored, by API and name; unlisted names are other"
         self._ignored = self.counter("ignored_fields", help_, ("api", "field"))
         self.on(FieldsIgnored, self._count)
@@ -109,11 +109,8 @@ class Queue(MetricGroup):
         self._gauge("queue_requests", "Requests waiting in the queue", "queued")
         self._gauge("queue_tokens", "Prompt tokens of the requests in the queue", "queued_tokens")
         self._gauge("engine_sequences", "Sequences (choices) in the engine", "running")
-        self.computed_metric(
-            "admission_limit",
-            "Limit of the queue or the engine, by bound",
-            ("bound",),
-            self._limits,
+        self.labelled_metric(
+            "admission_limit", "Limit of the queue or the engine, by bound", "bound", self._limits
         )
         self._queued = self.histogram("queue_seconds", "Arrival to admission", LONG_S)
 
@@ -123,11 +120,9 @@ class Queue(MetricGroup):
     def _gauge(self, name: str, help_: str, what: str) -> None:
         self.number_metric(name, help_, lambda: getattr(self.scope.admission(), what, None))
 
-    def _limits(self) -> Iterator[tuple[tuple[str], float]]:
+    def _limits(self) -> dict[str, float]:
         admission = self.scope.admission()
-        if admission is not None:
-            for name, bound in asdict(admission.bounds).items():
-                yield (name,), bound
+        return {} if admission is None else asdict(admission.bounds)
 
 
 class InterruptedStreams(MetricGroup):

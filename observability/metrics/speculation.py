@@ -163,11 +163,12 @@ class Unclaimed(MetricGroup):
         self._add("accepted_tokens", "A", lambda totals: totals.accepted + totals.cut)
 
     def _add(self, name: str, symbol: str, pick: Callable[[Totals], int]) -> None:
-        def read() -> Samples:
-            return [((engine,), pick(totals)) for engine, totals in self.scope.unclaimed()]
-
-        help_ = f"{symbol}, for requests whose client had left"
-        self.computed_metric(f"unclaimed_{name}_total", help_, ("engine",), read)
+        self.labelled_metric(
+            f"unclaimed_{name}_total",
+            f"{symbol}, for requests whose client had left",
+            "engine",
+            lambda: {engine: pick(totals) for engine, totals in self.scope.unclaimed()},
+        )
 
 
 class AcceptancePerRequest(MetricGroup):
