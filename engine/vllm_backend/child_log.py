@@ -81,13 +81,6 @@ class ChildLog:
     def lines(self) -> list[str]:
         return list(self._lines)
 
-    def redacted_tail(self) -> tuple[str, ...]:
-        return redact_tail(self.lines, 20)
-
-    def find_cause(self) -> str:
-        """Return the first exception in the log that is a cause, not a consequence; else empty."""
-        return find_cause(self.lines)
-
     def _read(self, read_fd: int, echo_fd: int) -> None:
         with os.fdopen(read_fd, "rb") as source, os.fdopen(echo_fd, "wb", buffering=0) as sink:
             for line in source:

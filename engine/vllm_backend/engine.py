@@ -58,7 +58,7 @@ from eaglegate.engine.types import (
     StepSink,
 )
 from eaglegate.engine.vllm_backend.arguments import make_engine_config
-from eaglegate.engine.vllm_backend.child_log import ChildLog, redact_cause
+from eaglegate.engine.vllm_backend.child_log import ChildLog, find_cause, redact_cause, redact_tail
 from eaglegate.engine.vllm_backend.child_process import (
     kill_loading,
     replace_environment,
@@ -386,7 +386,8 @@ class VllmEngine(
         if self._llm is None:
             return Health(live=False, reason="closed" if self._closed else "not started")
         if self._llm.errored or not await _ping(self._llm):
-            return Health(live=False, reason=self._log.find_cause() or "the engine process died")
+            cause = find_cause(self._log.lines)
+            return Health(live=False, reason=cause or "the engine process died")
         self._oom_kills = count_oom_kills()
         if self._plans and self._costs.is_due:
             with suppress(EngineError):  # the next health check will find a death
@@ -416,8 +417,8 @@ class VllmEngine(
         )  # later signals are the gateway's own
         exit_name = next((name_exit(code) for code in codes if code), "")
         oom_note = " (the kernel was out of memory)" if count_oom_kills() != self._oom_kills else ""
-        error = redact_cause(self._log.find_cause())
-        return PostMortem(exit_name + oom_note, error, self._log.redacted_tail())
+        error = redact_cause(find_cause(self._log.lines))
+        return PostMortem(exit_name + oom_note, error, redact_tail(self._log.lines, 20))
 
     async def aclose(self) -> None:
         llm, self._llm, self._closed = self._llm, None, True

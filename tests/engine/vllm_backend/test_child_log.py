@@ -56,7 +56,7 @@ def test_children_are_heard_until_they_end(capfd: pytest.CaptureFixture[str]) ->
     print("the parent's own words")
     child.communicate("go\n")
     log.join(timeout_s=5)
-    assert log.find_cause() == "ValueError: late"
+    assert find_cause(log.lines) == "ValueError: late"
     assert len(log.lines) == 3
     heard = capfd.readouterr()
     assert heard.out == "the parent's own words\n"
