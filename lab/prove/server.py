@@ -29,34 +29,17 @@ COUNTERS = {
 TIMEOUT_S = 300.0
 
 
-def sum_series(exposition: str) -> Counter[str]:
-    """Sum up a Prometheus page by name of series."""
-    sums = Counter[str]()
-    for name, _, value in SAMPLE.findall(exposition):
+async def sum_series(client: httpx.AsyncClient) -> Counter[str]:
+    """Sum up a server's metrics by name of series."""
+    sums, reply = Counter[str](), await client.get("/metrics")
+    for name, _, value in SAMPLE.findall(reply.raise_for_status().text):
         sums[name] += float(value)  # type: ignore[assignment]
     return sums
 
 
-class Server:
-    """A running ``vllm serve``."""
-
-    def __init__(self, client: httpx.AsyncClient, model: str) -> None:
-        self._client = client
-        self._model = model
-
-    async def answer(
-        self, messages: Sequence[Mapping[str, Any]], depth: int | None, tokens: int
-    ) -> str:
-        body = {"model": self._model, "messages": messages, "temperature": 0, "max_tokens": tokens}
-        if depth is not None:
-            body["vllm_xargs"] = {"num_speculative_tokens": depth}
-        reply = await self._client.post("/v1/chat/completions", json=body)
-        reply.raise_for_status()
-        return json.dumps(reply.json()["choices"][0]["message"])
-
-    async def count(self) -> Counter[str]:
-        reply = await self._client.get("/metrics")
-        return sum_series(reply.raise_for_status().text)
+async def answer(client: httpx.AsyncClient, body: Mapping[str, Any]) -> str:
+    reply = await client.post("/v1/chat/completions", json=body)
+    return json.dumps(reply.raise_for_status().json()["choices"][0]["message"])
 
 
 async def prove(arguments: argparse.Namespace) -> list[tuple[bool, str]]:
@@ -69,15 +52,16 @@ async def prove(arguments: argparse.Namespace) -> list[tuple[bool, str]]:
         base_url=arguments.server, headers=headers, timeout=TIMEOUT_S
     ) as client:
         models = (await client.get("/v1/models")).raise_for_status().json()["data"]
-        server = Server(client, models[0]["id"])
-        before = await server.count()
+        before = await sum_series(client)
         if "eaglegate_pod_info" not in before:
             return [(False, "pod: no eaglegate_pod_info on /metrics: is --scheduler-cls set?")]
-        pairs = [
-            [await server.answer(prompt, depth, arguments.max_tokens) for depth in (0, None)]
-            for prompt in prompts
-        ]
-        grown = await server.count()
+        fields = {"model": models[0]["id"], "temperature": 0, "max_tokens": arguments.max_tokens}
+        pairs = []
+        for prompt in prompts:
+            body = fields | {"messages": prompt}
+            plain_body = body | {"vllm_xargs": {"num_speculative_tokens": 0}}
+            pairs.append([await answer(client, plain_body), await answer(client, body)])
+        grown = await sum_series(client)
     grown.subtract(before)
     num_equal = sum(plain == drafted for plain, drafted in pairs)
     texts = f"texts: {num_equal} of {len(pairs)} are equal at depth 0 and at the server's choice"
