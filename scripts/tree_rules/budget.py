@@ -13,10 +13,10 @@ from .tree import ROOMS, Tree
 LINES = {
     "server": 21_390,
     "engine": 23_720,
-    "observability": 4_550,
-    "features": 12_300,
+    "observability": 4_540,
+    "features": 12_280,
     "text": 13_430,
-    "lab": 14_690,
+    "lab": 14_670,
     "src": 100,
     "tests": 69_573,
     "scripts": 2_050,
