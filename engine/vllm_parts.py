@@ -178,7 +178,7 @@ PARTS: dict[Area, dict[str, str]] = {
             Scheduler._preempt_request(self request timestamp drop_stale_output?)
             Scheduler._free_request(self request delay_free_blocks)
             Scheduler: num_spec_tokens requests vllm_config dynamic_sd_lookup max_num_running_reqs
-                max_model_len kv_cache_manager use_v2_model_runner running
+                kv_cache_manager use_v2_model_runner running
         """,
         "v1/engine/core.py": """
             EngineCore: scheduler request_block_hasher
