@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from vllm.config import CUDAGraphMode, VllmConfig
 
-from eaglegate.engine.speculation.drafts.methods import Runner, StepDepth, find_method
+from eaglegate.engine.speculation.drafts.methods import Runner, StepDepth
 from eaglegate.engine.types import EngineInfo
 from eaglegate.engine.vllm_backend.engine_plugin import EnginePlugin
+from eaglegate.engine.vllm_backend.runners import make_runner
 from eaglegate.features.lookups.engine.contract import read_lookup
 
 
@@ -40,10 +41,8 @@ def refuse_lookups(config: VllmConfig) -> None:
     width, depth = settings
     draft, parallel = config.speculative_config, config.parallel_config
     model = config.model_config
-    is_parallel = getattr(draft, "parallel_drafting", False)
-    method = find_method({"method": draft.method, "parallel_drafting": is_parallel})
-    is_second = bool(config.use_v2_model_runner)
-    behaviour = method.on(Runner.SECOND if is_second else Runner.FIRST)
+    runner = make_runner(config)
+    method, behaviour, is_second = runner.method, runner.behaviour, runner.name is Runner.SECOND
     problem = None
     if config.scheduler_config.async_scheduling and not is_second:
         problem = (

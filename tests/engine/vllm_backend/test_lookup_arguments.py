@@ -101,12 +101,15 @@ def make_config(**changes: Any) -> Any:
         scheduler_config=SimpleNamespace(async_scheduling=values["async_scheduling"]),
         speculative_config=SimpleNamespace(
             method=values["method"],
+            num_speculative_tokens=values["width"],
             draft_sample_method=values["draft_sample_method"],
             use_multi_module_mtp=lambda: values["is_deep"],
         ),
         compilation_config=SimpleNamespace(cudagraph_mode=values["graphs"]),
         parallel_config=sizes,
-        model_config=SimpleNamespace(is_hybrid=values["is_hybrid"], is_attention_free=False),
+        model_config=SimpleNamespace(
+            is_hybrid=values["is_hybrid"], is_attention_free=False, max_model_len=4096
+        ),
     )
 
 
