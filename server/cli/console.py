@@ -48,8 +48,10 @@ class StartupProgress:
         self._reported.set()
 
     def use(self, log_format: str) -> None:
-        """Switch to the format of the log."""
+        """Switch to the format of the log. With JSON, output of libraries becomes JSON, too."""
         self._as_json = log_format == "json"
+        if self._as_json:
+            wrap_output()
 
     def fail(self, error: Exception) -> None:
         """Close with the reason why nothing was started."""
@@ -204,14 +206,21 @@ def find_log_format(argv: Sequence[str], environment: Mapping[str, str]) -> str:
     return (values[-1] if values else environment.get("EAGLEGATE_LOG_FORMAT", "text")).lower()
 
 
+def wrap_output() -> None:
+    """Make JSON of the lines that libraries print, and that handlers of loaded libraries write."""
+    if isinstance(sys.stderr, WrappedLines):
+        return
+    wrapped = {one: cast("TextIO", WrappedLines(one)) for one in (sys.stdout, sys.stderr)}
+    sys.stdout, sys.stderr = wrapped[sys.stdout], wrapped[sys.stderr]
+    for log in logging.root.manager.loggerDict.values():
+        for handler in getattr(log, "handlers", ()):
+            if isinstance(handler, logging.StreamHandler) and handler.stream in wrapped:
+                handler.setStream(wrapped[handler.stream])
+
+
 def open_log(settings: Settings) -> TextIO:
-    """Open the log on standard error, and return the stream. With JSON, output of libraries becomes
-    JSON, too.
-    """
+    """Open the log on standard error, and return the stream."""
     errors = duplicate_stderr()
-    if settings.log_format == "json":
-        sys.stdout = cast("TextIO", WrappedLines(sys.stdout))
-        sys.stderr = cast("TextIO", WrappedLines(sys.stderr))
     open_root_log(settings.log_format, settings.log_level, errors)
     if settings.log_level == "info":  # httpx logs every request to a worker
         logging.getLogger("httpx").setLevel(logging.WARNING)

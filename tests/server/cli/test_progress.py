@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
+import logging
+import sys
 import tempfile
 import threading
 
@@ -54,6 +57,8 @@ def test_an_engine_that_did_not_start_leaves_its_log_in_a_file(
     log_format: str, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "stdout", Page())
+    monkeypatch.setattr(sys, "stderr", Page())
     page = Page()
     progress = StartupProgress(page)
     progress.use(log_format)
@@ -65,3 +70,20 @@ def test_an_engine_that_did_not_start_leaves_its_log_in_a_file(
     StartupProgress(page).fail(EngineStartError("--port is taken"))
     assert page.getvalue().endswith("eaglegate: --port is taken\n")
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_library_that_was_loaded_before_the_format_is_known_writes_json(monkeypatch):
+    errors = Page()
+    monkeypatch.setattr(sys, "stdout", Page())
+    monkeypatch.setattr(sys, "stderr", errors)
+    log = logging.getLogger("tests.library")
+    handler = logging.StreamHandler()
+    log.addHandler(handler)
+    progress = StartupProgress(Page())
+    try:
+        progress.use("json")
+        log.warning("no Triton")
+    finally:
+        log.removeHandler(handler)
+        progress.close()
+    assert json.loads(errors.getvalue())["message"] == "no Triton"
