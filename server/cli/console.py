@@ -215,7 +215,7 @@ def wrap_output() -> None:
     for log in logging.root.manager.loggerDict.values():
         for handler in getattr(log, "handlers", ()):
             if isinstance(handler, logging.StreamHandler) and handler.stream in wrapped:
-                handler.setStream(wrapped[handler.stream])
+                handler.stream = wrapped[handler.stream]
 
 
 def open_log(settings: Settings) -> TextIO:

@@ -13,9 +13,7 @@ import pytest
 
 from eaglegate.engine.errors import EngineStartError
 from eaglegate.engine.vllm_backend.child_log import ChildLog
-from eaglegate.server.cli.console import (
-    StartupProgress,
-)
+from eaglegate.server.cli.console import StartupProgress
 
 
 class Page(io.StringIO):
