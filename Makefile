@@ -1,6 +1,8 @@
 # Everything a person needs every day. `make serve` and `make test` work on a machine that has
 # only Python >= 3.11 and make.
 PYTHON ?= python3
+# uv compiles no bytecode: each process would compile what it imports where bytecode may not be kept.
+export PYTHONDONTWRITEBYTECODE :=
 BIN := .venv/bin
 ARGS ?=
 
@@ -34,9 +36,6 @@ install-dev:
 
 install-light:  ## set up .venv-light: the gateway and its tests without vLLM and torch
 	@$(PYTHON) scripts/install.py --light
-
-# Tests start hundreds of processes: each would compile all sources where bytecode may not be kept.
-test test-slow test-fast test-light: export PYTHONDONTWRITEBYTECODE :=
 
 # 5 is pytest's status for no tests, which ARGS can bring about in any of the three.
 test: install-dev  ## every test: the fast ones, those with real engines, those that measure alone; VLLM=0.33: those with real engines
@@ -131,6 +130,6 @@ audit:  ## check the locks against the advisories PyPI knows; fails, too, where 
 	@$(PYTHON) scripts/audit.py
 
 clean:
-	rm -rf .venv .venv-light .venv-docs site .vllm-* .gpu-path .drafters .drafters-build .clients .coverage htmlcov .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-light .venv-docs site .vllm-* .gpu-path .uv .drafters .drafters-build .clients .coverage htmlcov .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 
 include lab/training/training.mk

@@ -11,10 +11,14 @@ kernels if it finds Triton. ``--vllm 0.33`` is ``--dev`` plus .vllm-0.33: the Py
 tested vLLM that has no package for CPUs, over the kernels of .venv's, for PYTHONPATH (``make test
 VLLM=0.33``). Needs only Python and its venv module. torch's CPU wheel comes from
 pip's configured index, or else from PyTorch's own CPU index.
+
+Packages are installed by uv, in a tenth of pip's time and with pip's settings, and by pip where uv
+fails. uv compiles no bytecode: Python does so where a module is first imported.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import platform
@@ -23,6 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,14 +35,27 @@ ROOT = Path(__file__).resolve().parent.parent
 FULL = ROOT / ".venv"
 LIGHT = ROOT / ".venv-light"
 DOCS = ROOT / ".venv-docs"
+UV = ROOT / ".uv"
 BESIDE = ROOT / ".gpu-path"
 DRAFTERS = ROOT / ".drafters"
 DRAFTERS_BUILD = ROOT / ".drafters-build"
+LOCKED = ("--no-deps", "--require-hashes")
 DRAFTERS_LOCKS = ("drafters", "drafters-build")
 VLLM_BUILD = ROOT / ".vllm-build"
 TORCH_LOCK = ROOT / "requirements" / "torch.lock"
 TORCHVISION_OPERATORS = ROOT / "requirements" / "torchvision_operators.py"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+UV_SETTINGS = {
+    "index-url": ("UV_DEFAULT_INDEX", " "),
+    "extra-index-url": ("UV_INDEX", " "),
+    "find-links": ("UV_FIND_LINKS", ","),
+    "no-index": ("UV_NO_INDEX", " "),
+    "no-cache-dir": ("UV_NO_CACHE", " "),
+    "cert": ("SSL_CERT_FILE", " "),
+    "proxy": ("ALL_PROXY", " "),
+    "trusted-host": ("UV_INSECURE_HOST", " "),
+}
+"""uv's variable for each of pip's settings that it has, and what separates several values."""
 REPORT_S = 20.0
 """Time between two lines about one step."""
 STARTED = time.monotonic()
@@ -92,44 +110,46 @@ def _set_up(environment: Environment, names: Sequence[str]) -> int:
     if not environment.python.exists():
         _say(f"making {environment.folder.name}")
         subprocess.run([sys.executable, "-m", "venv", str(environment.folder)], check=True)
-    if all(_install(environment, lock) for lock in missing):
-        return 0
-    return _report_failure(environment)
+    itself = ("--no-deps", "--no-build-isolation", "-e", str(ROOT))
+    if not all(_install(environment, lock) for lock in missing) or not (
+        environment.folder == DOCS
+        or _install_packages(environment, "installing eaglegate itself", *itself)
+    ):
+        return _report_failure(environment)
+    for lock in missing:
+        environment.stamp(lock).write_text(_digest(lock))
+    return 0
 
 
 def _set_up_beside(environment: Environment) -> int:
     """Install gpu-path.lock into ``BESIDE``, for the Python of ``environment``."""
     lock = ROOT / "requirements" / "gpu-path.lock"
-    stamp = BESIDE / ".installed"
-    if stamp.exists() and stamp.read_text() == _digest(lock):
+    if _holds(BESIDE, lock):
         return 0
-    if not _pip(
+    if not _install_packages(
         environment, f"installing {lock.name} into {BESIDE.name}",
-        "--no-deps", "--require-hashes", "--upgrade", "--target", str(BESIDE), "-r", str(lock),
+        *LOCKED, "--upgrade", "--target", str(BESIDE), "-r", str(lock),
     ):  # fmt: skip
         return _report_failure(environment)
-    BESIDE.mkdir(exist_ok=True)
-    stamp.write_text(_digest(lock))
+    _stamp(BESIDE, lock)
     return 0
 
 
 def _set_up_drafters(environment: Environment) -> int:
     """Install drafters.lock into ``DRAFTERS``. A failure only disables the tests of two methods."""
     lock, build_lock = (ROOT / "requirements" / f"{name}.lock" for name in DRAFTERS_LOCKS)
-    stamp = DRAFTERS / ".installed"
-    if stamp.exists() and stamp.read_text() == _digest(lock):
+    if _holds(DRAFTERS, lock):
         return 0
     path = {
         "PYTHONPATH": str(DRAFTERS_BUILD),
         "PATH": f"{DRAFTERS_BUILD / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
     }
-    locked = ("--no-deps", "--require-hashes", "--upgrade")
-    done = _pip(
+    done = _install_packages(
         environment, f"installing {build_lock.name}",
-        *locked, "--target", str(DRAFTERS_BUILD), "-r", str(build_lock),
-    ) and _pip(
+        *LOCKED, "--upgrade", "--target", str(DRAFTERS_BUILD), "-r", str(build_lock),
+    ) and _install_packages(
         environment, f"building and installing {lock.name} into {DRAFTERS.name}",
-        "--no-build-isolation", *locked, "--target", str(DRAFTERS), "-r", str(lock),
+        "--no-build-isolation", *LOCKED, "--upgrade", "--target", str(DRAFTERS), "-r", str(lock),
         environ=path,
     )  # fmt: skip
     shutil.rmtree(DRAFTERS_BUILD, ignore_errors=True)
@@ -137,8 +157,7 @@ def _set_up_drafters(environment: Environment) -> int:
         _say(f"{lock.name} is not installed: tests of n-gram and suffix are skipped")
         _say(f"it needs a C++ compiler; see {environment.log}")
         return 0
-    DRAFTERS.mkdir(exist_ok=True)
-    stamp.write_text(_digest(lock))
+    _stamp(DRAFTERS, lock)
     return 0
 
 
@@ -155,12 +174,10 @@ def _set_up_vllm(environment: Environment, series: str) -> int:
         print(f"--vllm {series}: there is no {lock.relative_to(ROOT)}")
         return 1
     target = ROOT / f".vllm-{series}"
-    stamp = target / ".installed"
-    if stamp.exists() and stamp.read_text() == _digest(lock):
+    if _holds(target, lock):
         return 0
     version = lock.read_text().partition("==")[2].split()[0]
     shutil.rmtree(target, ignore_errors=True)
-    locked = ("--no-deps", "--require-hashes", "--upgrade")
     # vLLM's build reads its version from git or from this variable, and compiles nothing for no
     # device. Without the override the version would be 0.33.0+empty, which pip refuses.
     environ = {
@@ -168,19 +185,19 @@ def _set_up_vllm(environment: Environment, series: str) -> int:
         "VLLM_TARGET_DEVICE": "empty",
         "VLLM_VERSION_OVERRIDE": version,
     }
-    done = _pip(
+    done = _install_packages(
         environment, f"installing {build_lock.name}",
-        *locked, "--target", str(VLLM_BUILD), "-r", str(build_lock),
-    ) and _pip(
+        *LOCKED, "--upgrade", "--target", str(VLLM_BUILD), "-r", str(build_lock),
+    ) and _install_packages(
         environment, f"installing the Python files of vLLM {version} into {target.name}",
         "--no-build-isolation", "--no-binary", ":all:",
-        *locked, "--target", str(target), "-r", str(lock),
+        *LOCKED, "--upgrade", "--target", str(target), "-r", str(lock),
         environ=environ,
     )  # fmt: skip
     shutil.rmtree(VLLM_BUILD, ignore_errors=True)
     if not done or not _adopt_kernels(environment, target, version):
         return _report_failure(environment)
-    stamp.write_text(_digest(lock))
+    _stamp(target, lock)
     return 0
 
 
@@ -208,20 +225,15 @@ def _install(environment: Environment, lock: Path) -> bool:
         return False
     count = sum(1 for line in lock.read_text().splitlines() if line[:1].isalpha())
     what = f"installing {count} packages of {lock.name}"
-    packages = ("--no-deps", "--require-hashes", "-r", str(lock))
-    itself = ("--no-deps", "--no-build-isolation", "-e", str(ROOT))
-    done = _pip(environment, what, *packages, count=count) and (
-        lock.stem == "docs" or _pip(environment, "installing eaglegate itself", *itself)
-    )
-    if done:
-        _declare_operators(environment)
-        environment.stamp(lock).write_text(_digest(lock))
-    return done
+    if not _install_packages(environment, what, *LOCKED, "-r", str(lock)):
+        return False
+    _declare_operators(environment)
+    return True
 
 
 def _install_torch(environment: Environment) -> bool:
-    arguments = ("--no-deps", "--require-hashes", "-r", str(TORCH_LOCK))
-    return _pip(environment, "installing torch", *arguments) or _pip(
+    arguments = (*LOCKED, "-r", str(TORCH_LOCK))
+    return _install_packages(environment, "installing torch", *arguments) or _install_packages(
         environment, "installing torch from PyTorch's CPU index",
         "--index-url", TORCH_INDEX, *arguments,
     )  # fmt: skip
@@ -233,41 +245,91 @@ def _declare_operators(environment: Environment) -> None:
     for module in environment.folder.glob("lib/*/site-packages/torchvision/extension.py"):
         text = module.read_text(encoding="utf-8")
         if declarations not in text:
+            module.unlink()  # a hard link to uv's cache
             module.write_text(text + declarations, encoding="utf-8")
 
 
-def _pip(
+def _install_packages(
     environment: Environment,
     what: str,
     *arguments: str,
-    count: int = 1,
     environ: Mapping[str, str] | None = None,
 ) -> bool:
-    """Run pip, and return True if it succeeds. Prints its progress."""
-    begun = time.time()
+    """Install with uv or else with pip, and return True if one succeeds. Prints its progress."""
+    if _has_uv(environment):
+        uv = [str(UV / "bin" / "uv"), "pip", "install", "--python", str(environment.python)]
+        if _run(
+            environment,
+            what,
+            [*uv, *arguments],
+            {**read_uv_settings(environment), **(environ or {})},
+        ):
+            return True
+        what += " with pip"
+    return _run(environment, what, [*_pip(environment), *arguments], environ or {})
+
+
+@cache
+def _has_uv(environment: Environment) -> bool:
+    """Install uv into ``UV``, once. Return False where that fails."""
+    lock = ROOT / "requirements" / "uv.lock"
+    if _holds(UV, lock):
+        return True
+    command = [*_pip(environment), *LOCKED, "--only-binary", ":all:"]
+    command += ["--upgrade", "--target", str(UV), "-r", str(lock)]
+    if not _run(environment, "installing uv", command, {}):
+        return False
+    _stamp(UV, lock)
+    return True
+
+
+@cache
+def read_uv_settings(environment: Environment) -> dict[str, str]:
+    """Return uv's variables for the settings that pip reads from its files and variables.
+
+    Like pip, uv takes from all indexes what fits a pin.
+    """
+    command = [str(environment.python), "-m", "pip", "config", "list"]
+    found = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    settings = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+    for line in sorted(found, key=lambda line: line.startswith(":env:")):  # variables come last
+        name, _, value = line.partition("=")
+        if variable := UV_SETTINGS.get(name.rpartition(".")[2]):
+            settings[variable[0]] = variable[1].join(ast.literal_eval(value).split())
+    return settings
+
+
+def _pip(environment: Environment) -> list[str]:
+    return [str(environment.python), "-m", "pip", "install", "--progress-bar", "off"]
+
+
+def _run(
+    environment: Environment, what: str, command: Sequence[str], environ: Mapping[str, str]
+) -> bool:
+    """Run an install, and return True if it succeeds. Prints its log's last line now and then."""
     _say(what)
-    command = [str(environment.python), "-m", "pip", "install", "--progress-bar", "off", *arguments]
     with environment.log.open("a") as log:
         log.write(f"\n$ {' '.join(command)}\n")
         log.flush()
         running = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **(environ or {})}
+            command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **environ}
         )
         while True:
             try:
                 return running.wait(REPORT_S) == 0
             except subprocess.TimeoutExpired:
-                _say(f"{what}: {_progress(environment, count, begun)}")
+                last = environment.log.read_text(errors="replace").splitlines()[-1]
+                _say(f"{what}: {last.strip()[:80]}")
 
 
-def _progress(environment: Environment, count: int, begun: float) -> str:
-    """Return the progress of pip's last run, which began at a Unix time."""
-    run = environment.log.read_text(errors="replace").rpartition("\n$ ")[2]
-    if "Installing collected packages" not in run:
-        return f"{min(run.count('Collecting '), count)} of {count} fetched"
-    packages = environment.folder.glob("lib/*/site-packages/*.dist-info")
-    unpacked = sum(package.stat().st_mtime >= begun for package in packages)
-    return f"{min(unpacked, count)} of {count} unpacked"
+def _holds(folder: Path, lock: Path) -> bool:
+    stamp = folder / ".installed"
+    return stamp.exists() and stamp.read_text() == _digest(lock)
+
+
+def _stamp(folder: Path, lock: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / ".installed").write_text(_digest(lock))
 
 
 def _digest(lock: Path) -> str:

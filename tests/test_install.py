@@ -1,10 +1,13 @@
-"""scripts/install.py: the order of installs, the fallback for torch, nothing done twice."""
+"""scripts/install.py: the order of installs, uv and else pip, nothing done twice."""
 
 from __future__ import annotations
 
 import importlib.util
+import io
+import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -16,18 +19,42 @@ ROOT = Path(__file__).parent.parent
 
 
 class Pip:
-    """Stands for pip: remembers what it was asked, fails where told to."""
+    """Stands for pip and uv: remembers what each was asked, fails where told to."""
 
     def __init__(self):
         self.asked: list[list[str]] = []
+        self.tools: list[str] = []
+        self.has_uv = False
         self.fails = lambda _arguments: False
 
     def __call__(self, command, **_options):
+        if command[-1].endswith("uv.lock"):
+            return Ended(not self.has_uv)
+        if command[-2:] == ["config", "list"]:
+            return Ended(False)
         self.asked.append(command[command.index("install") + 1 :])
-        return self
+        self.tools.append("uv" if command[0].endswith("/uv") else "pip")
+        return Ended(self.fails([self.tools[-1], *self.asked[-1]]))
+
+
+class Ended(io.StringIO):
+    """Stands for a process that has ended."""
+
+    args = ()
+    stdout = stderr = None
+
+    def __init__(self, failed):
+        super().__init__()
+        self.failed = failed
 
     def wait(self, timeout):
-        return int(self.fails(self.asked[-1]))
+        return int(self.failed)
+
+    def poll(self):
+        return int(self.failed)
+
+    def communicate(self, *_arguments, **_options):
+        return "", ""
 
 
 @pytest.fixture
@@ -42,7 +69,7 @@ def install(tmp_path, monkeypatch):
     spec = importlib.util.spec_from_file_location("install", ROOT / "scripts" / "install.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    for name in ("BESIDE", "DRAFTERS", "DRAFTERS_BUILD"):
+    for name in ("UV", "BESIDE", "DRAFTERS", "DRAFTERS_BUILD"):
         monkeypatch.setattr(module, name, tmp_path / name)
     for name in ("FULL", "LIGHT"):
         python = tmp_path / name / "bin" / "python"
@@ -93,9 +120,42 @@ def test_a_failure_shows_the_log_and_is_tried_again(install, pip, capsys):
 
 def test_the_light_environment_has_neither_torch_nor_vllm(install, pip):
     assert install.main(["--light"]) == 0
-    assert [name.rpartition("/")[2] for name in wheels(pip)[::2]] == ["light.lock", "dev.lock"]
-    assert len(pip.asked) == 4
+    assert [name.rpartition("/")[2] for name in wheels(pip)[:2]] == ["light.lock", "dev.lock"]
+    assert len(pip.asked) == 3
     assert not (install.FULL / ".installed-dev").exists()
+
+
+def test_uv_installs_and_pip_where_uv_fails(install, pip):
+    pip.has_uv = True
+    pip.fails = lambda arguments: arguments[0] == "uv" and arguments[-1].endswith("dev.lock")
+    assert install.main(["--light"]) == 0
+    assert pip.tools == ["uv", "uv", "pip", "uv"]
+    assert all(
+        flag in pip.asked[0] for flag in ("--require-hashes", str(install.LIGHT / "bin/python"))
+    )
+    pip.tools.clear()
+    assert install.main(["--light", "--gpu-path"]) == 0
+    assert pip.tools == []
+
+
+def test_uv_has_the_settings_of_pip(install, tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "pip.conf").write_text(
+        "[global]\nindex-url = https://a/simple\ncert = /a.pem\n"
+        "extra-index-url =\n    https://b/simple\n    https://c/simple\n"
+    )
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.setenv("PIP_INDEX_URL", "https://d/simple")
+    monkeypatch.setenv("PIP_FIND_LINKS", "/wheels /more")
+    settings = install.read_uv_settings(install.Environment(Path(sys.prefix)))
+    assert settings == {
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_DEFAULT_INDEX": "https://d/simple",
+        "UV_INDEX": "https://b/simple https://c/simple",
+        "UV_FIND_LINKS": "/wheels,/more",
+        "SSL_CERT_FILE": "/a.pem",
+    }
 
 
 def pins(name: str) -> set[str]:
