@@ -54,11 +54,21 @@ IMPORTED = (
     "vllm.v1.engine.core",
     "vllm.v1.executor.uniproc_executor",
     "vllm.v1.worker.cpu_worker",
+    "vllm.model_executor.models.llama",
+    "vllm.model_executor.models.llama_eagle3",
+    "vllm.parser.engine.registered_adapters",
+    "sqlalchemy.dialects.sqlite",
 )
 """Nothing of ours: a server finds its scheduler and its extensions by its own arguments."""
 OVERLAY = next((one for one in sys.path if Path(one).name.startswith(".vllm-")), "")
 """Folder of another vLLM than .venv's (``make test VLLM=0.33``), which stands before it."""
-SOURCES = os.pathsep.join(filter(None, (str(ROOT / "src"), OVERLAY)))
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""True on the code path of GPUs (``make test-gpu-path``), whose PYTHONPATH has what it needs."""
+SOURCES = (
+    os.environ["PYTHONPATH"]
+    if INTERPRETED
+    else os.pathsep.join(filter(None, (str(ROOT / "src"), OVERLAY)))
+)
 """PYTHONPATH of the processes that tests start."""
 GATEWAY_ENVIRONMENT = {
     "PYTHONPATH": SOURCES,
@@ -76,13 +86,12 @@ GATEWAY_ENVIRONMENT = {
 }
 """Variables that a gateway of the demo sets before it imports vLLM."""
 READ_AT_LOAD = (
-    "GOMP_", "KMP_", "MALLOC_", "OMP_", "TRITON_INTERPRET", "VLLM_LOGGING_", "VLLM_USE_V2_",
+    "GOMP_", "KMP_", "MALLOC_", "OMP_", "TRITON_INTERPRET", "VLLM_USE_V2_",
 )  # fmt: skip
 """Prefixes of variables that libraries read once, when they are loaded. None and 0 are the same."""
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""True on the code path of GPUs (``make test-gpu-path``)."""
 STOP = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
 """Sent to the group of a gateway. Its fork server outlives them, as an engine does."""
+PROBE = "eaglegate.engine.vllm_backend.grammar_probe"
 STARTING = "python --multiprocessing-fork"
 """Title of an engine process before it names itself, which is the one of a spawned process."""
 MAIN = "from tests.forks import main; main()"
@@ -196,11 +205,10 @@ def gateway_forks() -> Forks:
 
 
 def can_fork(variables: Mapping[str, str]) -> bool:
-    """Return True if a gateway with these variables may be forked: they may set nothing that is
-    read when libraries are loaded, but to the demo's value. On the code path of GPUs nothing is
-    forked."""
+    """Return True if a gateway or a plain server with these variables may be forked: they may set
+    nothing that is read when libraries are loaded, but to the demo's value."""
     wanted = GATEWAY_ENVIRONMENT | variables
-    return not INTERPRETED and _fits(os.environ | GATEWAY_ENVIRONMENT, wanted)
+    return _fits(os.environ | GATEWAY_ENVIRONMENT, wanted)
 
 
 def fork_python(
@@ -237,6 +245,7 @@ def run_python(command: Sequence[str], timeout: float) -> subprocess.CompletedPr
 def fork_engines() -> None:
     """Fork the engines that this process starts, from now on, with a fork server that the first one
     begins."""
+    inspect_models_here()
     _replace_spawning(os.environ | GATEWAY_ENVIRONMENT, _begin_fork_server)
 
 
@@ -246,6 +255,15 @@ def _begin_fork_server() -> None:
     gateway_forks().fork((), {}, [listener.fileno(), alive_read])
     listener.close()
     os.close(alive_read)
+
+
+def inspect_models_here() -> None:
+    """vLLM starts a process that imports it, to spare this one a GPU's memory, for every class of
+    models that its cache does not know, or knows of another version. Two versions that fill the
+    cache in turns would do so at every start."""
+    registry = import_module("vllm.model_executor.models.registry")
+    registry._run_in_subprocess = lambda inspect: inspect()
+    registry._LazyRegisteredModel._save_modelinfo_to_cache = lambda *_: None
 
 
 def die_with_parent() -> None:
@@ -338,6 +356,16 @@ def adopt_environment(variables: Mapping[str, str]) -> None:
     os.environ.update(variables.items() - os.environ.items())
 
 
+def leave_trials_cold(probe: Any) -> None:
+    """The process that tries grammars imports torch beside the first requests; most tests need
+    none. Only a gateway that is not forked starts it early."""
+
+    async def warm_up(_: Any) -> None:
+        pass
+
+    probe.GrammarProbe.warm_up = warm_up
+
+
 def serve_forks(listener: int, alive_read: int) -> None:
     """Become a fork server of ``multiprocessing``. Never returns."""
     die_with_parent()
@@ -373,7 +401,12 @@ def become(arguments: Sequence[str], variables: Mapping[str, str], descriptors: 
     plain = SERVER in arguments
     if not plain:
         fork_server_of_gateway()
+        own = import_module("tests.gpu_path.sitecustomize")
+        sys.meta_path.insert(0, own.AfterImport(PROBE, leave_trials_cold))
     adopt_environment(variables)
+    added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [folder for folder in added if folder and folder not in sys.path]
+    import_module("vllm.logger")._configure_vllm_root_logger()
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
@@ -391,6 +424,7 @@ def main() -> None:
     gc.disable()
     for name in IMPORTED:
         import_module(name)
+    inspect_models_here()
     # Plain engines use AMX without asking Linux for its registers, as worker.py does for ours.
     import_module("torch").cpu._init_amx()
     del sys.modules[SERVER]  # a server runs it as ``__main__``

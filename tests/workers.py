@@ -21,7 +21,7 @@ import httpx
 import orjson
 
 from tests.conftest import ROOT, SAMPLE
-from tests.forks import SERVER, SOURCES, Forked, die_with_parent, gateway_forks
+from tests.forks import SERVER, SOURCES, Forked, can_fork, die_with_parent, gateway_forks
 
 DEMO = ROOT / "engine" / "demo"
 MODEL = str(DEMO / "target")
@@ -82,7 +82,7 @@ class WorkerProcess:
     log: Path
     arguments: Sequence[str]
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Variables of its own. With any it is not forked, since it may import another vLLM."""
+    """Variables of its own. With another PYTHONPATH, perhaps for another vLLM, it is not forked."""
     process: subprocess.Popen[bytes] | Forked = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,9 +90,10 @@ class WorkerProcess:
 
     def _start(self) -> None:
         with self.log.open("ab") as out:
-            if SERVER in self.arguments and not self.variables:
+            variables = os.environ | ENVIRONMENT | self.variables
+            forks = variables["PYTHONPATH"] == SOURCES and can_fork(variables)
+            if SERVER in self.arguments and forks:
                 streams = [os.open(os.devnull, os.O_RDONLY), out.fileno(), out.fileno()]
-                variables = os.environ | ENVIRONMENT
                 self.process = Forked(gateway_forks().fork(self.arguments, variables, streams))
                 os.close(streams[0])
                 return
@@ -101,7 +102,7 @@ class WorkerProcess:
                 stdout=out,
                 stderr=out,
                 cwd=ROOT,
-                env=os.environ | ENVIRONMENT | self.variables,
+                env=variables,
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 from dataclasses import dataclass, field
+from typing import IO
 
 import httpx
 import orjson
@@ -138,10 +139,10 @@ def settled(gateway: RunningGateway) -> dict[str, float]:
     raise AssertionError("the engine still runs")
 
 
-def read_log(gateway: RunningGateway) -> list[dict]:
+def read_log(gateway: RunningGateway, output: IO[str]) -> list[dict]:
     """Every line that it wrote, on both of its outputs."""
-    assert gateway.process.stdout is not None
-    lines = [*gateway.log.read_text().splitlines(), *gateway.process.stdout.read().splitlines()]
+    with output:
+        lines = [*gateway.log.read_text().splitlines(), *output]
     return [orjson.loads(line) for line in lines]
 
 
@@ -150,6 +151,7 @@ async def test_every_step_and_every_token_is_accounted_for(tmp_path, monkeypatch
     log = tmp_path / "serve.log"
     speculation = orjson.dumps({"num_speculative_tokens": DEEPEST}).decode()
     with serving(log, ["--speculative-config", speculation, "--log-format=json"]) as gateway:
+        output, gateway.process.stdout = gateway.process.stdout, None  # stays open at its end
         before = settled(gateway)
         async with asyncio.timeout(180):
             told, left = await traffic(gateway.url)
@@ -157,7 +159,7 @@ async def test_every_step_and_every_token_is_accounted_for(tmp_path, monkeypatch
     grown = {name: after[name] - before[name] for name in after}
     ours = {name: grown[f"eaglegate_{name}_total"] for name in OURS}
     theirs = {name: grown[f"vllm:spec_decode_{name}_total"] for name in THEIRS}
-    logged = read_log(gateway)
+    logged = read_log(gateway, output)
     assert "vllm.process" in {line["logger"] for line in logged}
     lines = [line for line in logged if "completion_tokens" in line]
     (tmp_path / "account.json").write_bytes(orjson.dumps({"ours": ours, "theirs": theirs}))

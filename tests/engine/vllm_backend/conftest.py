@@ -50,8 +50,7 @@ def asynchronous_scheduling() -> Iterator[None]:
         yield
 
 
-if not SECOND_RUNNER:  # whose Triton reads whether it interprets when it is loaded
-    fork_engines()
+fork_engines()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
