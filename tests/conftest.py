@@ -65,6 +65,7 @@ CORE = (
     "engine/vllm_backend/test_lookups.py",
     "engine/vllm_backend/test_lossless.py",
     "engine/vllm_backend/test_seeds.py",
+    "examples/test_examples.py",
     "faults/test_engine_faults.py",
     "observability/test_account_exact.py",
     "test_readme.py",
@@ -77,7 +78,6 @@ LONGEST = (
     "features/pod/test_real_pod.py",
     "faults/test_engine_faults.py",
     "test_features.py",
-    "e2e/test_vllm_versions.py",
     "e2e/test_improve.py",
     "engine/vllm_backend/test_sampling_fields.py",
     "examples/test_examples.py",
@@ -272,8 +272,7 @@ def demo_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGa
 
     Tests compare its texts with other engines'. In bfloat16, the demo's own type, two tokens may be
     equal within the rounding of another batch; some CPUs (AMX) round differently for every size.
-    This gateway is started as a user would, and spawns its engine.
     """
     log = tmp_path_factory.mktemp("demo") / "serve.log"
-    with serving(log, ("--dtype=float32",), forks=False) as gateway:
+    with serving(log, ("--dtype=float32",)) as gateway:
         yield gateway

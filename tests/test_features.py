@@ -6,7 +6,6 @@ import ast
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import pytest
 
 from scripts.tree_rules.tree import ROOMS
 from tests.conftest import ROOT, RunningGateway
+from tests.forks import fork_python
 from tests.workers import GATEWAY, WorkerProcess, scripted_worker
 
 pytestmark = pytest.mark.slow
@@ -59,7 +59,7 @@ def find_names(path: Path) -> set[str]:
 def copy(tmp_path: Path) -> Path:
     """A copy of the tree, with links to the folders that stay as they are."""
     for name in (*ROOMS, "src", "tests", "docs"):
-        ignored = shutil.ignore_patterns("__pycache__", "demo")
+        ignored = shutil.ignore_patterns("demo")
         shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=ignored)
     (tmp_path / "engine" / "demo").symlink_to(ROOT / "engine" / "demo")
     for name in ("pyproject.toml", "deploy", "scripts", "README.md", "requirements"):
@@ -87,22 +87,16 @@ def _is_any_in(names: set[str], packages: set[str]) -> bool:
 @contextmanager
 def serving(tree: Path, *arguments: str) -> Iterator[str]:
     """A gateway of the tree; its address."""
-    command = [sys.executable, "-m", "eaglegate.server", "serve", "--port", "0", *arguments]
-    process = subprocess.Popen(
-        command, cwd=tree, env=environment(tree),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+    command = ["-m", "eaglegate.server", "serve", "--port", "0", *arguments]
+    log = tree / "serve.log"
+    with log.open("w") as errors:
+        process = fork_python(command, environment(tree), errors)
     try:
-        assert process.stdout is not None
-        banner = ""
-        for line in process.stdout:
-            banner += line
-            if found := ADDRESS.search(line):
-                yield found[1]
-                return
-        raise AssertionError(banner)
+        found = next(filter(None, map(ADDRESS.search, process.stdout)), None)
+        assert found is not None, log.read_text()
+        yield found[1]
     finally:
-        process.send_signal(signal.SIGTERM)
+        process.terminate()
         process.wait(30)
 
 

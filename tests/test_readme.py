@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forks import run_python
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 LOCAL = "http://127.0.0.1:8000"
@@ -65,12 +67,6 @@ def test_the_python_example_works(demo_gateway):
 
 @pytest.mark.slow
 def test_check_of_the_demo_finds_nothing():
-    done = subprocess.run(
-        [sys.executable, "-m", "eaglegate.server", "check", "--port", "0"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
+    done = run_python(["-m", "eaglegate.server", "check", "--port", "0"], 120)
     assert "EAGLE 3.1: fc_norm x3, norm_output" in done.stdout
     assert done.returncode == 0, done.stdout + done.stderr

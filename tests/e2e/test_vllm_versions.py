@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -17,8 +16,6 @@ from tests.workers import GATEWAY, WorkerProcess, said, vllm_worker
 
 pytestmark = pytest.mark.slow
 
-OTHER = "" if OVERLAY else str(ROOT / ".vllm-0.33")
-"""Folder of the tested vLLM that these tests do not run on; empty for that of .venv."""
 QUESTIONS = ("What is 84 - 37?", "Tell me a story about a cat.", "Count from one to ten.")
 JOIN_S = 120.0
 TOTALS = {"verify_steps": "num_drafts", "accepted_tokens": "num_accepted_tokens"}
@@ -63,12 +60,11 @@ def assert_each_audits_the_other(gateway: RunningGateway) -> None:
         assert gateway.metric("eaglegate_worker_audits_total", **labels)
 
 
-@pytest.mark.skipif(OTHER != "" and not Path(OTHER).exists(), reason="install.py --vllm 0.33")
+@pytest.mark.skipif(not OVERLAY, reason="needs two versions: a part of make test-versions")
 def test_workers_of_two_versions_serve_one_gateway(tmp_path: Path) -> None:
-    paths = os.pathsep.join(filter(None, (str(ROOT / "src"), OTHER)))
     with (
         vllm_worker(tmp_path / "same.log") as same,
-        vllm_worker(tmp_path / "other.log", PYTHONPATH=paths) as other,
+        vllm_worker(tmp_path / "other.log", PYTHONPATH=str(ROOT / "src")) as other,
     ):
         workers = [same, other]
         for worker in workers:

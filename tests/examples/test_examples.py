@@ -52,6 +52,7 @@ def test_examples_print_an_answer(demo_gateway, name):
 
 @pytest.mark.slow
 def test_the_plug_in_counts_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This gateway is started as a user would, and spawns its engine."""
     monkeypatch.setenv("PYTHONPATH", str(FOLDER), prepend=os.pathsep)
     config = json.dumps({"eaglegate_plugins": [PLUGIN.removesuffix(".py")]})
     arguments = (f"--additional-config={config}",)
