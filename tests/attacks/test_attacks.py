@@ -20,7 +20,7 @@ pytestmark = pytest.mark.alone
 
 P99_S = 0.1
 GROWTH = 1 << 30
-SAMPLE = 4
+SAMPLE = 8
 """One attack of so many is tried."""
 
 

@@ -1,4 +1,4 @@
-"""A minute of service by scripted tokens; what grows then, grows for ever."""
+"""Half a minute of service by scripted tokens; what grows then, grows for ever."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.conftest import ADMIN, serving
 from tests.faults import soak
 from tests.workers import GATEWAY, scripted_worker
 
-MINUTES = 0.75
+MINUTES = 0.5
 MOST_MIB, MOST_KIB_PER_ANSWER = 2.0, 6.0
 """Growth of the gateway in the second half of that time."""
 MOST_FILES_PER_MINUTE = 2.0

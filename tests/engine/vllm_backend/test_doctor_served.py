@@ -50,7 +50,7 @@ WARM = 60
 """Clean answers before the first poison."""
 MOST = 200
 """Requests in which a poison has to be found."""
-AT_ONCE = 3
+AT_ONCE = 6
 TOKENS, STREAMED = 40, 200
 """Tokens of an answer, and of a long one."""
 RULES = " ".join(

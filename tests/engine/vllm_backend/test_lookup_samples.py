@@ -1,4 +1,4 @@
-"""20,000 tokens sampled without a seed, with lookups, against their exact distributions.
+"""10,000 tokens sampled without a seed, with lookups, against their exact distributions.
 
 The answers are long and made of three tokens, so lookups have much to copy, and a copied token is
 right as often as chance has it. Another implementation of the model gives the distribution of every
@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.skipif(SECOND_RUNNER, reason="the lookups of the first runner"),
 ]
 
-NUM_ANSWERS, NUM_TOKENS = 20, 1000
+NUM_ANSWERS, NUM_TOKENS = 20, 500
 ALLOWED = (224, 272, 499)
 TEMPERATURE = 2.0
 FALSE_ALARM = 3e-7

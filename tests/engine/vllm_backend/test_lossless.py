@@ -52,7 +52,7 @@ WAYS_TO_SAMPLE: dict[str, dict[str, Any]] = {
     "min_p": {"temperature": 2.0, "min_p": 0.1, "logit_bias": {300: 1.0, 312: -1.0}},
 }
 """Hot settings, because the demo model is sure of itself."""
-SAMPLES = 320 if SECOND_RUNNER else 400
+SAMPLES = 160 if SECOND_RUNNER else 400
 """Short samples per side of a statistical test."""
 SEEDS = 40 if SECOND_RUNNER else 100
 """Number of those samples that are taken with their seeds, too."""

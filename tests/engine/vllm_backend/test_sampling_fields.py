@@ -159,8 +159,10 @@ async def test_every_field_in_one_seeded_batch(
         if ours.token_ids == theirs.token_ids
     ]
     assert len(same) < len(fields) / 2, "too few fields have an effect on this seed's text"
-    depths = (0, MOST) if SECOND_RUNNER else DEPTHS
+    depths = [MOST] if SECOND_RUNNER else DEPTHS
     mixed = [fix_depth(depth, request) for request in requests for depth in depths]
+    if SECOND_RUNNER:  # whose rows take long
+        mixed[::4] = [fix_depth(0, request) for request in requests[::4]]
     got = await run_all(engine, mixed)
     assert await engine.set_planning("random") == "random"
     try:
