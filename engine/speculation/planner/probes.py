@@ -234,8 +234,11 @@ class Probes:
         tried = trials[:, optimum.depth]
         cold_mask = optimum.deepest & (tried < COLD_TRIALS) & (age < COLD_STEPS)
         if cold_mask.any():
-            # What a probe teaches is worth most if no request is known, as in a burst.
+            # What a probe teaches is worth most if no request is known, as in a burst. A few tell
+            # little more than their own drafts, and debts would forbid probes once these end.
             rows, credit = _limit_rows(cold_mask, tried), float(cold_mask.mean())
+            if optimum.depth:
+                credit *= min(1.0, cold_mask.sum() / PROBE_ROWS)
             return self._choose_deeper(optimum, rows, self._drafts, is_cold=True, credit=credit)
         if self._waited < self._wait:
             self._drafts.ask(0.0)

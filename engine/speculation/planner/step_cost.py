@@ -296,7 +296,10 @@ class StepCostModel:
             return
         num_cells = len(self._rows)
         counts = np.array([len(self._kept[row]) for row in range(num_cells)])
-        medians, features = self._medians[:num_cells], self._features[:num_cells]
+        features, expected = self._features[:num_cells], self._features[:num_cells] @ self._weights
+        # One or two times may both be outliers, as when a step is held up.
+        doubt = np.where(counts < KNOWN, math.exp(SURPRISE), np.inf)
+        medians = np.clip(self._medians[:num_cells], expected / doubt, expected * doubt)
         if changed_row is not None:
             level = math.log(medians[changed_row] / _dot(features[changed_row], self._weights))
             if abs(level - self._levels[changed_row]) > SURPRISE:
@@ -307,7 +310,7 @@ class StepCostModel:
         scale = self._guess * np.median(medians / (features @ self._guess))
         # Errors are relative to the longer of the time and its expectation. An old cell that says a
         # twentieth would otherwise outvote all others.
-        units = np.maximum(medians, features @ np.array(self._weights))
+        units = np.maximum(medians, expected)
         weights = scale * _solve(features * scale / units[:, None], medians / units, precisions)
         levels = np.log(medians / (features @ weights))
         self._weights, self._levels[:num_cells] = weights.tolist(), levels.tolist()

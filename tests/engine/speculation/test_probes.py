@@ -119,6 +119,14 @@ def test_a_loan_pays_for_a_probe_of_a_burst_and_not_of_one_newcomer() -> None:
     assert burst.is_cold
 
 
+def test_a_loan_pays_for_the_only_request_while_nothing_is_drafted() -> None:
+    age, trials = np.array([0]), np.zeros((1, DEPTH))
+    probes = Probes()
+    probes.save(0.01)
+    assert choose(probes, make_optimum(extra_s=0.002), trials, age) is None
+    assert choose(probes, make_optimum(depth=0, extra_s=0.002), trials, age) is not None
+
+
 def test_the_budget_saves_up_no_more_than_part_of_a_step() -> None:
     """The bound keeps a long time without probes from being followed by many."""
     probes = Probes()

@@ -52,6 +52,13 @@ def test_a_known_speed_is_found_again_where_the_machine_is_slower(learnt: StepCo
     )
 
 
+def test_a_single_time_of_a_rare_step_makes_no_depth_look_dear(learnt: StepCostModel) -> None:
+    """A step that verifies drafts of depth 5 and makes one draft occurs when the depth changes."""
+    known = np.array(believe(learnt))
+    learnt.observe(ObservedStep(1, 5, 1, 4e-3 * step_ms(1, 5, 1)))
+    assert np.array(believe(learnt)) == pytest.approx(known, rel=0.05)
+
+
 @pytest.mark.parametrize("batch", [1, 4, 16])
 @pytest.mark.parametrize("context_ms", [0.5, 2.0, 6.0, 20.0])
 def test_long_contexts_are_learnt_after_short_prompts_were_timed(
