@@ -13,7 +13,7 @@ from tests.features.canary.simulated_sessions import RULES, Traffic
 
 pytestmark = pytest.mark.thorough
 
-RUNS = 200
+RUNS = 100
 
 
 def run_many(
@@ -24,7 +24,7 @@ def run_many(
 
 
 def test_two_equal_arms_are_neither_promoted_nor_rolled_back() -> None:
-    """200 runs with alpha = 0.05 and 40 looks at eight metrics."""
+    """100 runs with alpha = 0.05 and 40 looks at eight metrics."""
     verdicts, _ = run_many()
     assert verdicts[CanaryVerdict.PROMOTE] <= 0.05 * RUNS
     assert verdicts[CanaryVerdict.ROLL_BACK] <= 0.05 * RUNS
@@ -58,12 +58,12 @@ def test_a_draft_that_forgets_one_slice_is_not_promoted() -> None:
 def test_rules_of_the_same_effect_are_neither_promoted_nor_rolled_back(
     share: float | None,
 ) -> None:
-    verdicts, _ = run_many(100, CanaryRules.for_tpot(max_blocks=40), share)
-    assert verdicts[CanaryVerdict.PROMOTE] <= 5
-    assert verdicts[CanaryVerdict.ROLL_BACK] <= 5
+    verdicts, _ = run_many(40, CanaryRules.for_tpot(max_blocks=40), share)
+    assert verdicts[CanaryVerdict.PROMOTE] <= 2
+    assert verdicts[CanaryVerdict.ROLL_BACK] <= 2
 
 
-@pytest.mark.parametrize("share", [None, 0.5, 0.3])
+@pytest.mark.parametrize("share", [None, 0.3])
 def test_rules_are_judged_by_time(share: float | None) -> None:
     """Faster by a fifth, though fewer tokens are accepted; and slower, though more are."""
     rules = CanaryRules.for_tpot(max_blocks=200)

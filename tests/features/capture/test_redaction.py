@@ -183,7 +183,7 @@ def hidden(draw: Any) -> tuple[str, str, Any]:
 
 
 @pytest.mark.thorough
-@settings(max_examples=1000)
+@settings(max_examples=300)
 @given(hidden(), st.booleans())
 def test_no_form_of_a_secret_is_in_the_file(found: tuple[str, str, Any], has_decoder: bool) -> None:
     pattern, secret, ended = found

@@ -153,8 +153,7 @@ def train(target, data, out, *more):
     return main([str(item) for item in command])
 
 
-@pytest.mark.parametrize("method", ["eagle3", "eagle3.1"])
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize(("kind", "method"), [("llama", "eagle3.1"), ("qwen3", "eagle3")])
 def test_training_agrees_more_and_more_and_the_checkpoint_loads(
     tmp_path, tokenizer, kind, method, capsys
 ):

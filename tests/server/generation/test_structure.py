@@ -136,7 +136,7 @@ WALKED = {
     "additionalProperties": False,
     "$defs": {"level": {"anyOf": [{"const": "low"}, {"type": "null"}]}},
 }
-NUM_WALKS = 8
+NUM_WALKS = 3
 FREE = 1000
 """Number of allowed tokens above which the walk is inside free text."""
 

@@ -141,7 +141,7 @@ def check_cuts(known, names, ids, seed, finish, **options) -> None:
     assert all(result == results[0] for result in results)
 
 
-MANY = settings(max_examples=40, suppress_health_check=list(HealthCheck), print_blob=True)
+MANY = settings(max_examples=15, suppress_health_check=list(HealthCheck), print_blob=True)
 
 
 def check_any_output(tool_parser: str | None, tokens: bool, data: st.DataObject) -> None:
