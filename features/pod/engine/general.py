@@ -40,15 +40,16 @@ def create_engine_config(
     fit, or a setting is wrong."""
     if arguments.scheduler_cls != POD_SCHEDULER:
         return original(arguments, *args, **kwargs)
-    if POD_RECORD not in os.environ:
+    if is_first := POD_RECORD not in os.environ:
         record, path = PodRecord.create()
         os.environ[POD_RECORD] = path  # before anything of vllm_backend is imported
         atexit.register(_remove, path, os.getpid())
     else:
         record = PodRecord(os.environ[POD_RECORD])
-    from eaglegate.features.pod.engine.start import prepare, publish_gauges, refuse
+    from eaglegate.features.pod.engine.start import log, prepare, publish_gauges, refuse
     from eaglegate.server.errors import ConfigError
 
+    log.disabled = not is_first  # each API server makes the configuration once more
     try:
         settings = PodSettings.read(arguments.additional_config)
         prepare(arguments, settings)

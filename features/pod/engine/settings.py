@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 KEY = "eaglegate"
@@ -54,9 +54,6 @@ class PodSettings:
     def __post_init__(self) -> None:
         if self.depth != AUTO and not self.depth.isdecimal():
             raise ValueError(f"eaglegate: depth must be a number or auto, given {self.depth!r}")
-
-    def to_fields(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def _convert(name: str, kind: str, value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import asdict
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -23,7 +24,7 @@ from eaglegate.features.pod.engine.gauges import PodCollector, publish
 from eaglegate.features.pod.engine.record import PodRecord
 from eaglegate.features.pod.engine.settings import KEY, PodSettings
 
-log = logging.getLogger("vllm.eaglegate")
+log = logging.getLogger("vllm.eaglegate.start")
 FIELDS = (
     "speculative_config", "additional_config", "scheduler_cls", "max_num_seqs",
     "compilation_config", "cudagraph_capture_sizes", "max_cudagraph_capture_size",
@@ -50,7 +51,7 @@ def prepare(arguments: Any, settings: PodSettings) -> None:
         log.warning("eaglegate: draft: %s", finding)
     choices = {name: getattr(arguments, name) for name in FIELDS}
     additional = dict(choices["additional_config"] or {})
-    choices["additional_config"] = additional | {KEY: settings.to_fields()}
+    choices["additional_config"] = additional | {KEY: asdict(settings)}
     if settings.lookup and DRAFT_K not in additional:
         from eaglegate.features.lookups.settings import LookupSettings
 

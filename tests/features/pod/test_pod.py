@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,12 @@ from prometheus_client.multiprocess import MultiProcessCollector
 pytest.importorskip("vllm")
 
 from vllm import envs
+from vllm.config import VllmConfig
+from vllm.config.compilation import CUDAGraphMode
 from vllm.engine.arg_utils import EngineArgs
 
 import eaglegate.vllm
+from eaglegate.engine.advisories import ADVISORIES
 from eaglegate.engine.vllm_backend.arguments import DEMO, DEMO_SPECULATION
 from eaglegate.engine.vllm_backend.class_names import WORKER
 from eaglegate.engine.vllm_contract import DRAFT_K, LEFT_OUT, POD_RECORD, POD_SCHEDULER
@@ -24,7 +29,11 @@ from eaglegate.features.pod.engine import gauges
 from eaglegate.features.pod.engine.gauges import PodCollector
 from eaglegate.features.pod.engine.record import PodNumbers, PodRecord
 from eaglegate.features.pod.engine.settings import KEY, PodSettings
+from tests.engine.vllm_backend.test_recurrent_targets import NGRAM, hybrid
 
+__all__ = ["hybrid"]  # a fixture
+START = "eaglegate.features.pod.engine.start"
+RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 TARGET = str(DEMO / "target")
 
 
@@ -33,7 +42,7 @@ def test_settings_come_from_the_entry_or_the_environment() -> None:
     assert PodSettings.read({}, {}) == PodSettings()
     settings = PodSettings.read({KEY: {"depth": 3}}, environment)
     assert settings == PodSettings(depth="3", lookup=7, preflight=False)
-    assert PodSettings.read({KEY: settings.to_fields()}, {}) == settings
+    assert PodSettings.read({KEY: asdict(settings)}, {}) == settings
 
 
 @pytest.mark.parametrize(
@@ -131,7 +140,7 @@ def test_a_pod_gets_the_worker_and_its_settings(monkeypatch: pytest.MonkeyPatch)
     arguments = make_arguments(scheduler_cls=POD_SCHEDULER, async_scheduling=False)
     config = arguments.create_engine_config()
     assert config.parallel_config.worker_extension_cls == WORKER
-    assert config.additional_config[KEY] == PodSettings(lookup=8).to_fields()
+    assert config.additional_config[KEY] == asdict(PodSettings(lookup=8))
     assert config.additional_config[DRAFT_K] == 3
     assert config.speculative_config.num_speculative_tokens == 8
     assert Path(os.environ[POD_RECORD]).exists()
@@ -164,3 +173,55 @@ def test_the_route_needs_the_name_in_vllms_list(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("VLLM_PLUGINS", "eaglegate,another")
     _, route = plugins.load_endpoint_plugins(())
     assert route.name == "eaglegate"
+
+
+MIXED = CUDAGraphMode.FULL_AND_PIECEWISE
+ADVISED: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
+    "pipeline-order": ({"pipeline_parallel_size": 2, "async_scheduling": False}, {}, "1", "0.33.0"),
+    "recurrent-counts": ({}, {"scheduler_config.async_scheduling": True}, "0", "0.33.0"),
+    "recurrent-short-prompts": ({}, {"compilation_config.cudagraph_mode": MIXED}, "0", "0.33.0"),
+    "recurrent-lookups": ({}, {}, "0", "0.31.0"),
+    "shared-noise": (
+        {},
+        {"speculative_config.draft_sample_method": "probabilistic"},
+        "1",
+        "0.28.0",
+    ),
+    "prompt-logprobs": ({}, {"compilation_config.cudagraph_mode": MIXED}, "0", "0.33.0"),
+    "sleep-draft": ({}, {"model_config.enable_sleep_mode": True}, "0", "0.33.0"),
+}
+"""Arguments, what vLLM switches off on a CPU as it makes the configuration, runner and version."""
+
+
+@pytest.mark.usefixtures("plugged")
+@pytest.mark.parametrize("name", [row.name for row in ADVISORIES])
+def test_an_advisory_is_logged_once_or_ends_the_start(
+    name: str, hybrid: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    arguments, fields, runner, version = ADVISED[name]
+    if name.startswith("recurrent"):
+        arguments = {"model": hybrid, "speculative_config": dict(NGRAM)}
+
+    def complete(config: VllmConfig) -> None:
+        for path, value in fields.items():
+            part, field = path.split(".")
+            setattr(getattr(config, part), field, value)
+        monkeypatch.setenv(RUNNER, runner)
+
+    def start() -> None:
+        monkeypatch.setenv(RUNNER, "0")
+        make_arguments(scheduler_cls=POD_SCHEDULER, **arguments).create_engine_config()
+
+    monkeypatch.setattr(f"{START}.refuse_config", complete)
+    monkeypatch.setenv("EAGLEGATE_PREFLIGHT", "0")  # which refuses recurrent layers on a CPU
+    monkeypatch.setattr(f"{START}.get_vllm_version", lambda: version)
+    logger = logging.Logger("start")
+    logger.addHandler(caplog.handler)
+    monkeypatch.setattr(f"{START}.log", logger)
+    for _ in range(2):  # each API server makes the configuration
+        start()
+    (row,) = (row for row in ADVISORIES if row.name == name)
+    assert [text for text in caplog.messages if f"[{name}]" in text] == [f"eaglegate: {row}"]
+    monkeypatch.setenv("EAGLEGATE_STRICT_ADVISORIES", "1")
+    with pytest.raises(SystemExit, match=rf"^eaglegate: --strict-advisories: .*\[{name}\]"):
+        start()
