@@ -152,7 +152,7 @@ async def test_every_field_in_one_seeded_batch(
         replace(one, sampling=Sampling(tokens, temperature=1.5, seed=seed))
         for seed, one in enumerate(requests)
     ]
-    unsteered = [await run(plain_engine, request) for request in free]
+    unsteered = await run_all(plain_engine, free)
     same = [
         one.id
         for one, ours, theirs in zip(requests, want, unsteered, strict=True)
