@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from eaglegate.lab import benchmarks
+from tests.forks import run_python
 
 pytestmark = pytest.mark.slow
 
@@ -18,4 +17,5 @@ def test_every_benchmark_can_be_imported() -> None:
     names = sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
     assert {"wire", "gpu_day"} <= {*names}
     lines = [f"import {benchmarks.__name__}.{name}" for name in names]
-    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
+    done = run_python(["-m", "timeit", "-n1", "-r1", *lines], 120)
+    assert done.returncode == 0, done.stderr
