@@ -75,28 +75,29 @@ depth, accounts, audits, exchanges of drafts, recovery, workers, and a user's fi
 """
 LONGEST = (
     "engine/vllm_backend/test_doctor_served.py",
-    "features/pod/test_real_pod.py",
     "faults/test_engine_faults.py",
-    "test_features.py",
     "e2e/test_improve.py",
     "engine/vllm_backend/test_sampling_fields.py",
+    "test_features.py",
+    "features/pod/test_real_pod.py",
+    "engine/vllm_backend/test_seeds.py",
+    "server/apis/shared/test_openapi.py",
+    "faults/test_fleet_faults.py",
+    "engine/vllm_backend/test_lookups.py",
+    "engine/vllm_backend/test_audits.py",
+    "e2e/test_prove.py",
+    "e2e/test_langchain_standard.py",
     "examples/test_examples.py",
     "e2e/test_plain_workers.py",
-    "engine/vllm_backend/test_lookup_samples.py",
-    "faults/test_soak.py",
-    "e2e/test_prove.py",
     "engine/vllm_backend/test_lossless.py",
     "faults/test_faulty_drafts.py",
-    "e2e/test_wheel.py",
-    "e2e/test_remote_worker.py",
-    "observability/test_account_exact.py",
+    "faults/test_start_faults.py",
     "engine/vllm_backend/test_tensor_parallel.py",
     "engine/vllm_backend/test_adapters.py",
     "e2e/test_draft_swap.py",
-    "e2e/test_image_sdks.py",
-    "engine/vllm_backend/test_methods.py",
+    "engine/vllm_backend/test_images.py",
 )
-"""Files whose slow tests take more than half a minute, the longest first: begun last, one of them
+"""Files whose slow tests take more than 35 seconds, the longest first: begun last, one of them
 would run beside an idle core.
 """
 
