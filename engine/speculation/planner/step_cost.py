@@ -294,11 +294,12 @@ class StepCostModel:
         self._unfitted = 0
         if not self._rows:
             return
-        num_cells = len(self._rows)
+        num_cells, sizes = len(self._rows), self._places[: len(self._rows)] // (self.depth + 1)
         counts = np.array([len(self._kept[row]) for row in range(num_cells)])
         features, expected = self._features[:num_cells], self._features[:num_cells] @ self._weights
-        # One or two times may both be outliers, as when a step is held up.
-        doubt = np.where(counts < KNOWN, math.exp(SURPRISE), np.inf)
+        # One or two times may both be outliers, unless the size of the batch is new.
+        is_new = np.append(self._timed.sum(axis=1) < WINDOW, False)[sizes]
+        doubt = np.where((counts >= KNOWN) | is_new, np.inf, math.exp(SURPRISE))
         medians = np.clip(self._medians[:num_cells], expected / doubt, expected * doubt)
         if changed_row is not None:
             level = math.log(medians[changed_row] / _dot(features[changed_row], self._weights))
