@@ -1,24 +1,23 @@
 """A day on a GPU in minutes: speculation seen with vLLM's defaults, on one card.
 
-    python -m eaglegate.lab.benchmarks.gpu_day OUT [--limit-s 540] [--parts texts speeds ...]
+    python -m eaglegate.lab.benchmarks.gpu_day OUT [--limit-s 600] [--parts hostile contexts ...]
 
-Needs nothing but one GPU with 60 GB of memory; ``--small`` tries every part on a CPU instead. Two
+Needs nothing but one GPU with 80 GB of memory; ``--small`` tries every part on a CPU instead. Two
 models are served: the built-in demo, and the same model in the shape of an 8B Llama
 (``lab/training/large_shape.py``), with K = 7 and without a draft, beside each other. While one
 engine is measured, the other ones are idle.
 
-The parts, in their order. The first two have the card to themselves; the others, which compare
-texts and CPU, run beside each other:
+The parts, in their order. The first two have the card to themselves. The others compare texts, CPU
+or two lanes in turns, and run beside each other:
 
 =========  =========================================================================================
-speeds     tokens per second by streams and depth: friendly, hostile, hostile with seeds
-lengths    time to the first token and per token after prompts of 200, 4,000 and 30,000 tokens
-texts      answers at depths 0, 1, 3 and by default, greedy and seeded, against depth 0 and no draft
-exchange   a draft is exchanged, and a canary tries one in slots, while 16 streams run
-kill       the engine's processes are killed under 16 streams
-variants   the texts of the demo with FlashInfer's sampler, and in FP8
-prove      ``eaglegate prove`` on the demo and on the large model
-front_end  CPU per token of the gateway beside vLLM's server, at 16, 64 and 256 streams
+hostile    tokens per second in phases of 15 s of random words, at 16 to 256 streams
+contexts   tokens per second after prompts of 30,000 tokens, with answers of 500
+prove      ``eaglegate prove`` on the large model
+front_end  CPU and latency of the gateway beside vLLM's server, at 64 and 256 streams
+pod        vLLM's server with eaglegate's scheduler and without it: speeds, and equal texts
+lookups    lookups on and off: repeated text alone, beside streams that do not repeat, and these
+variants   the texts of the demo at several depths in FP8, with FlashInfer's sampler, on vLLM 0.33
 =========  =========================================================================================
 
 Each start is recorded with its seconds, their parts, and its GPU memory.
@@ -31,18 +30,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from eaglegate.lab.benchmarks.gpu_servers import (
+    CHAT,
+    COMPLETIONS,
     GATEWAY,
     VLLM,
     Server,
@@ -51,25 +53,17 @@ from eaglegate.lab.benchmarks.gpu_servers import (
     list_gpu_memory,
     run_lap,
 )
-from eaglegate.lab.prove.blank_draft import make_blank_draft
 
 DEMO = Path(__file__).parents[2] / "engine" / "demo"
 QUESTIONS = Path(__file__).parents[1] / "measure" / "data" / "chat.jsonl"
-PARTS = ("texts", "exchange", "kill", "variants", "prove", "speeds", "lengths", "front_end")
-VARIANTS: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
-    "flashinfer": (
-        (),
-        {
-            "VLLM_USE_FLASHINFER_SAMPLER": "1",
-            "PYTHONPATH": os.environ.get("FLASHINFER_PATH", "")
-            + os.pathsep
-            + os.environ.get("PYTHONPATH", ""),
-        },
-    ),
-    "fp8": (("--quantization=fp8",), {}),
+PARTS = ("hostile", "contexts", "prove", "front_end", "pod", "lookups", "variants")
+VARIANTS: Mapping[str, tuple[Sequence[str], str]] = {
+    "fp8": (("--quantization=fp8",), ""),
+    "flashinfer": ((), "FLASHINFER_PATH"),
+    "vllm-0.33": ((), "VLLM_033_PATH"),
 }
-"""Flags and environment of further engines of the demo. FLASHINFER_PATH leads to a FlashInfer that
-the other engines shall not find."""
+"""Flags of further engines of the demo, and the variable that names a folder of packages which the
+other engines shall not find. A variant without its folder is left out."""
 WORDS = (
     "stone", "river", "ledger", "quartz", "umbrella", "nine", "vector", "plum", "seven", "basin",
     "lantern", "grid", "orbit",
@@ -81,25 +75,6 @@ SAMPLING: Mapping[str, Mapping[str, Any]] = {
     "seeded hot": {"temperature": 1.6, "seed": 4},
     "seeded top-k and top-p": {"temperature": 1.2, "seed": 6, "top_k": 20, "top_p": 0.9},
 }
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "parameters": {
-            "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
-        },
-    },
-}  # fmt: skip
-NUMBER = {
-    "type": "json_schema",
-    "json_schema": {
-        "name": "number",
-        "schema": {
-            "type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"],
-            "additionalProperties": False,
-        },
-    },
-}  # fmt: skip
 Body = dict[str, Any]
 
 
@@ -107,11 +82,14 @@ Body = dict[str, Any]
 class Scale:
     """Size of everything that is measured."""
 
-    streams: tuple[int, ...] = (1, 4, 16, 64)
+    streams: tuple[int, ...] = (16, 64, 128, 256)
+    phase_s: float = 15.0
     prompts: int = 48
-    lengths: tuple[int, ...] = (200, 4000, 30000)
-    clients: tuple[int, ...] = (16, 64, 256)
-    speeds_s: float = 120.0
+    contexts: tuple[int, ...] = (30_000,)
+    context_answer: int = 500
+    clients: tuple[int, ...] = (64, 256)
+    copies: int = 16
+    """Streams of repeated text."""
     answers: int = 96
     """Tokens of an answer whose text is compared."""
     shape: tuple[str, ...] = ()
@@ -125,23 +103,27 @@ class Scale:
     memory counts what its neighbours allocate meanwhile."""
     vllm: tuple[str, ...] = ("--gpu-memory-utilization=0.05", f"--kv-cache-memory-bytes={2 << 30}")
     prove: tuple[str, ...] = ()
+    lookup: tuple[str, ...] = (f"--lookup={MAX_DEPTH}",)
     flags: tuple[str, ...] = ()
 
 
 SMALL = Scale(
-    streams=(1, 4),
+    streams=(2, 4),
+    phase_s=5.0,
     prompts=6,
-    lengths=(200, 1000),
+    contexts=(1000,),
+    context_answer=40,
     clients=(4, 16),
-    speeds_s=40.0,
+    copies=4,
     answers=32,
     shape=(
-        "--hidden-size=512", "--intermediate-size=1024", "--num-hidden-layers=16",
+        "--hidden-size=512", "--intermediate-size=1024", "--num-hidden-layers=8",
         "--num-attention-heads=8", "--num-key-value-heads=4", "--device=cpu",
     ),
     large=("--max-model-len=4096", f"--kv-cache-memory-bytes={256 << 20}"),
     vllm=(f"--kv-cache-memory-bytes={256 << 20}", "--enforce-eager"),
     prove=("--quick",),
+    lookup=(f"--lookup={MAX_DEPTH}", "--no-async-scheduling"),
 )  # fmt: skip
 
 
@@ -225,19 +207,19 @@ def draw_chats(count: int, seed: int = 0) -> list[Body]:
     return chats
 
 
-def draw_noise(count: int, seed: int | None) -> list[Body]:
+def draw_noise(count: int) -> list[Body]:
     """Return hostile chats: random words at temperature 1.6, which no draft predicts."""
     draw = random.Random(3)
-    sampling: Body = {"temperature": 1.6, "max_tokens": 100, "min_tokens": 60}
-    if seed is not None:
-        sampling["seed"] = seed
-    return [
-        {
-            "messages": [{"role": "user", "content": " ".join(draw.choices(WORDS, k=20))}],
-            **sampling,
-        }
-        for _ in range(count)
-    ]
+    sampling = {"temperature": 1.6, "max_tokens": 100, "min_tokens": 60}
+    questions = (" ".join(draw.choices(WORDS, k=20)) for _ in range(count))
+    return [{"messages": [{"role": "user", "content": text}], **sampling} for text in questions]
+
+
+def draw_prompts(count: int, length: int, repeats: int = 1, **sampling: Any) -> list[Body]:
+    """Return prompts of ``length`` random tokens ``repeats`` times over. Answers go on."""
+    draw = random.Random(length)
+    units = (draw.choices(range(300, 900), k=length) for _ in range(count))
+    return [{"prompt": unit * repeats, "ignore_eos": True, **sampling} for unit in units]
 
 
 def at_depth(bodies: Sequence[Body], depth: int | None) -> list[Body]:
@@ -245,126 +227,62 @@ def at_depth(bodies: Sequence[Body], depth: int | None) -> list[Body]:
     return [body if depth is None else {**body, "num_speculative_tokens": depth} for body in bodies]
 
 
-async def compare_texts(day: Day, server: Server, reference: Server | None = None) -> None:
-    """Compare answers at every depth with those at depth 0, and these with ``reference``'s."""
+async def compare_texts(day: Day, server: Server) -> None:
+    """Compare answers at depths 1, 3 and by default with those at depth 0."""
     chats = draw_chats(day.scale.prompts)
     for kind, sampling in SAMPLING.items():
         bodies = [{**chat, **sampling, "max_tokens": day.scale.answers} for chat in chats]
-        reference_answers = await complete(server, at_depth(bodies, 0), 16)
-        variants: dict[str, list[dict[str, Any]]] = {}
+        expectation = await complete(server, at_depth(bodies, 0), 16)
         for depth in (1, 3, None):
-            variants[f"depth {depth}"] = await complete(server, at_depth(bodies, depth), 16)
-        if kind == "greedy":
-            variants["depth 0, alone"] = await complete(server, at_depth(bodies, 0), 1)
-        if reference is not None:
-            variants["no draft"] = await complete(reference, bodies, 16)
-        for name, answers in variants.items():
-            differences = [
-                pair for pair in zip(reference_answers, answers, strict=True) if pair[0] != pair[1]
-            ]
-            day.record(
-                "texts", server=server.name, kind=kind, against=name,
-                equal=len(reference_answers) - len(differences), of=len(reference_answers),
-                differing=differences[:2],
-                errors=[answer for answer in answers if "error" in answer][:2],
-            )  # fmt: skip
-    await compare_structure(day, server)
+            answers = await complete(server, at_depth(bodies, depth), 16)
+            record_texts(day, server, f"{kind}, depth {depth}", expectation, answers)
 
 
-async def compare_structure(day: Day, server: Server) -> None:
-    """Compare tool calls and constrained answers at depths 0, 3 and by default."""
-    chat = {"messages": [{"role": "user", "content": "What is the weather in Oslo?"}]}
-    kinds: dict[str, Body] = {
-        "tools": {"tools": [WEATHER]},
-        "required tool": {"tools": [WEATHER], "tool_choice": "required"},
-        "JSON schema": {"response_format": NUMBER},
-    }
-    for kind, fields in kinds.items():
-        body = {**chat, **fields, "temperature": 0, "max_tokens": 120}
-        bodies = [at_depth([body], depth)[0] for depth in (0, 3, None)]
-        answers = await complete(server, bodies, 1)
-        is_equal = all(answer == answers[0] for answer in answers)
-        day.record("texts", server=server.name, kind=kind, equal=is_equal, sample=answers[0])
-
-
-async def disturb_streams(
-    day: Day, part: str, server: Server, disturb: Callable[[], Any], tokens: int = 400
+def record_texts(
+    day: Day, server: Server, kind: str, expectation: Sequence[Body], answers: Sequence[Body]
 ) -> None:
-    """Record whether 16 greedy answers are the same while ``disturb`` runs."""
-    bodies = [{**chat, "max_tokens": tokens, "ignore_eos": True} for chat in draw_chats(16, seed=5)]
-    expectation = await complete(server, bodies, 16)
-    task = asyncio.create_task(complete(server, bodies, 16))
-    await asyncio.sleep(0.4)
-    start = time.monotonic()
-    disturbance = await asyncio.to_thread(disturb)
-    answers = await task
+    pairs = [*zip(expectation, answers, strict=True)]
+    differences = [pair for pair in pairs if pair[0] != pair[1]]
     day.record(
-        part, server=server.name, disturbance=disturbance,
-        equal=sum(a == b for a, b in zip(expectation, answers, strict=True)), of=len(bodies),
-        seconds_after=round(time.monotonic() - start, 1),
-        errors=[answer for answer in answers if "error" in answer][:2],
+        "texts", server=server.name, kind=kind, equal=len(pairs) - len(differences), of=len(pairs),
+        differing=differences[:2], errors=[one for one in answers if "error" in one][:2],
     )  # fmt: skip
 
 
-async def exchange_drafts(day: Day, server: Server) -> None:
-    """Exchange the draft for one of zeros and back, then let a canary try that in slots."""
-    draft = {"path": str(make_blank_draft(DEMO / "eagle3_1", day.out / "blank"))}
-    await disturb_streams(
-        day, "exchange", server, lambda: server.call("POST", "/admin/draft", draft)
-    )
-    await disturb_streams(
-        day, "exchange", server, lambda: server.call("POST", "/admin/draft/rollback", {})
-    )
-    trial = draft | {"slot_s": 2, "max_s": 30, "min_blocks": 3, "min_sessions": 4}
-    await disturb_streams(
-        day, "canary", server, lambda: server.call("POST", "/admin/canary", trial)
-    )
-    for seed in range(8, 14):
-        await run_lap(server, draw_chats(96, seed), 16)
-        state = server.call("GET", "/admin/canary")["canary"]
-        if state.get("ended"):
-            break
-    day.record("canary", server=server.name, state=state)
-    server.call("DELETE", "/admin/canary")
+async def measure_hostile(day: Day, baseline: Server, draft: Server) -> None:
+    """Record phases in which nothing is worth drafting, after friendly laps."""
+    lanes = {"none": (baseline, None), "K=1": (draft, 1), "auto": (draft, None)}
+    for streams in day.scale.streams:
+        await run_lap(draft, draw_chats(streams, seed=1), streams)
+        for lane, (server, depth) in lanes.items():
+            bodies, limit_s = draw_noise(100 * streams), day.scale.phase_s
+            await record_lap(
+                day, "hostile", lane, server, at_depth(bodies, depth), streams, limit_s
+            )
 
 
-async def measure_speeds(day: Day, baseline: Server, draft: Server) -> None:
-    """Record laps until their time is up. Every round begins with another lane."""
-    end = time.monotonic() + day.scale.speeds_s
-    lanes: dict[str, tuple[Server, int | None]] = {
-        "none": (baseline, None), "K=1": (draft, 1), "K=3": (draft, 3), "K=7": (draft, 7),
-        "auto": (draft, None),
-    }  # fmt: skip
-    for server in (baseline, draft):
-        await run_lap(server, draw_chats(32, seed=1), 16)
-    await run_lap(draft, draw_noise(32, None), 16)
-    names = list(lanes)
-    for number in range(3):
-        order = names[number % len(names) :] + names[: number % len(names)]
-        for traffic in ("friendly", "hostile", "hostile, seeded"):
-            for streams in day.scale.streams:
-                for name in order:
-                    if time.monotonic() > end:
-                        return
-                    server, depth = lanes[name]
-                    await record_lap(day, number, traffic, streams, name, server, depth)
+async def measure_contexts(day: Day, baseline: Server, draft: Server) -> None:
+    """Record first-token times and speeds after long prompts of random tokens."""
+    lanes = {"none": (baseline, None), "K=1": (draft, 1), "K=3": (draft, 3), "auto": (draft, None)}
+    for length in day.scale.contexts:
+        for streams in (1, 2):
+            for lane, (server, depth) in lanes.items():
+                bodies = draw_prompts(
+                    streams, length, temperature=0, max_tokens=day.scale.context_answer
+                )
+                await record_lap(day, "contexts", lane, server, at_depth(bodies, depth), streams)
 
 
 async def record_lap(
-    day: Day, number: int, traffic: str, streams: int, lane: str, server: Server, depth: int | None
-) -> None:
-    bodies = (
-        draw_chats(max(6, 2 * streams), seed=10 * streams + 7)
-        if traffic == "friendly"
-        else draw_noise(max(4, streams), 9 if "seeded" in traffic else None)
-    )
+    day: Day, part: str, lane: str, server: Server, bodies: Sequence[Body], streams: int,
+    limit_s: float = math.inf, **about: Any,
+) -> None:  # fmt: skip
+    """Record a lap, and the steps at each depth if the gateway chooses it."""
     planning = server.call("GET", "/admin/speculation") if lane == "auto" else None
-    lap = await run_lap(server, at_depth(bodies, depth), streams)
-    steps = count_depths(server, planning) if planning else None
-    day.record(
-        "speeds", round=number, traffic=traffic, streams=streams, lane=lane, **lap.describe(),
-        **({"steps_by_depth": steps} if steps else {}),
-    )  # fmt: skip
+    path = COMPLETIONS if "prompt" in bodies[0] else CHAT
+    lap = await run_lap(server, bodies, streams, path, limit_s)
+    steps = {"steps_by_depth": count_depths(server, planning)} if planning else {}
+    day.record(part, lane=lane, streams=streams, **about, **lap.describe(), **steps)
 
 
 def count_depths(server: Server, planning: Any) -> list[int]:
@@ -374,22 +292,36 @@ def count_depths(server: Server, planning: Any) -> list[int]:
     return [count - start for count, start in zip(end_steps, start_steps, strict=True)]
 
 
-async def measure_lengths(day: Day, baseline: Server, draft: Server) -> None:
-    """Record first-token times and speeds after long prompts of random tokens."""
-    draw = random.Random(9)
-    lanes = {"none": (baseline, None), "K=1": (draft, 1), "K=3": (draft, 3), "auto": (draft, None)}
-    for length in day.scale.lengths:
-        for streams in (1, 4) if length < 10000 else (1,):
-            for name, (server, depth) in lanes.items():
-                bodies = [
-                    {
-                        "prompt": draw.choices(range(300, 2000), k=length), "max_tokens": 64,
-                        "ignore_eos": True, "temperature": 0,
-                    }
-                    for _ in range(streams)
-                ]  # fmt: skip
-                lap = await run_lap(server, at_depth(bodies, depth), streams, "/v1/completions")
-                day.record("lengths", prompt=length, streams=streams, lane=name, **lap.describe())
+async def measure_lookups(day: Day, server: Server) -> None:
+    """Record laps with lookups and without them, in turns."""
+    count = day.scale.copies
+    copies = draw_prompts(2 * count, 24, 8, temperature=0, max_tokens=160)
+    others = draw_prompts(2 * count, 64, temperature=1.6, max_tokens=160)
+    both = [body for pair in zip(copies, others, strict=True) for body in pair]
+    kinds = {"copies": copies, "others": others, "both": both}
+    for number in range(3):
+        for kind, bodies in kinds.items():
+            for lane, rules in (("off", {"lookup": 0}), ("on", {})):
+                server.call("PUT", "/admin/speculation", rules)
+                await record_lap(
+                    day, "lookups", lane, server, bodies, count, round=number, kind=kind
+                )
+
+
+async def compare_pods(day: Day, pod: Server, vllm: Server) -> None:
+    """Record laps of vLLM's server with our scheduler and without it, in turns, and compare
+    greedy texts."""
+    bodies = [{**chat, "max_tokens": day.scale.answers} for chat in draw_chats(day.scale.prompts)]
+    expectation, answers = await complete(vllm, bodies, 16), await complete(pod, bodies, 16)
+    record_texts(day, pod, "greedy, against vLLM's own scheduler", expectation, answers)
+    streams = day.scale.clients[0]
+    kinds = {"friendly": draw_chats(2 * streams), "hostile": draw_noise(2 * streams)}
+    for number in range(3):
+        for kind, chats in kinds.items():
+            for server in (pod, vllm):
+                await record_lap(
+                    day, "pod", server.name, server, chats, streams, round=number, kind=kind
+                )
 
 
 async def compare_front_ends(day: Day, gateway: Server, vllm: Server) -> None:
@@ -401,9 +333,8 @@ async def compare_front_ends(day: Day, gateway: Server, vllm: Server) -> None:
                     {**chat, "max_tokens": 256, "ignore_eos": True}
                     for chat in draw_chats(2 * clients, seed=clients)
                 ]
-                lap = await run_lap(server, bodies, clients)
-                day.record(
-                    "front_end", round=number, clients=clients, server=server.name, **lap.describe()
+                await record_lap(
+                    day, "front_end", server.name, server, bodies, clients, round=number
                 )
 
 
@@ -456,70 +387,68 @@ def large_arguments(folder: Path, scale: Scale, drafted: bool) -> list[str]:
     return [str(folder / "target"), "--served-model-name=demo", *parsers, *scale.large, *draft]
 
 
-async def run_demo(day: Day) -> None:
-    """Run the parts of the demo, while the large engines start."""
-    async with day.part("start", "demo"):
-        demo = await day.wait_ready("demo")
-        for name, measure in (("texts", compare_texts), ("exchange", exchange_drafts)):
-            if name in day.parts:
-                async with day.part(name, "demo"):
-                    await measure(day, demo)
-        if "kill" in day.parts:
-            await run_kill(day, demo)
-
-
 async def run_variant(day: Day, name: str) -> None:
-    """Compare the texts of the demo with another sampler or quantization."""
-    flags, environment = VARIANTS[name]
+    """Compare the texts of the demo with another sampler, quantization or version of vLLM."""
+    flags, variable = VARIANTS[name]
+    environment = {}
+    if variable:
+        paths = (os.environ.get(variable, ""), os.environ.get("PYTHONPATH", ""))
+        if not paths[0]:
+            day.record("variants", subject=name, failure=f"{variable} names no folder")
+            return
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    if name == "flashinfer":
+        environment["VLLM_USE_FLASHINFER_SAMPLER"] = "1"
     day.start(name, *day.scale.demo, *flags, environment=environment)
     async with day.part("variants", name):
         await compare_texts(day, await day.wait_ready(name))
     day.servers[name].stop()
 
 
-async def run_speeds(day: Day) -> None:
+async def run_speeds(day: Day, folder: Path) -> None:
     """Measure the large model, while nothing else uses the card."""
+    day.start("large-plain", *large_arguments(folder, day.scale, False))
+    day.start("large-draft", *large_arguments(folder, day.scale, True))
     async with day.part("start", "large"):
         baseline, draft = await day.wait_ready("large-plain"), await day.wait_ready("large-draft")
-        for name, measure in (("speeds", measure_speeds), ("lengths", measure_lengths)):
+        for name, measure in (("hostile", measure_hostile), ("contexts", measure_contexts)):
             if name in day.parts:
                 async with day.part(name, "large"):
                     await measure(day, baseline, draft)
+    for name in ("large-plain", "large-draft"):
+        day.servers[name].stop()  # its memory is needed
 
 
-async def run_large(day: Day, folder: Path) -> None:
-    """Check the large model: its texts, then a killed engine beside ``eaglegate prove``."""
-    baseline, draft = day.servers["large-plain"], day.servers["large-draft"]
-    if "texts" in day.parts:
-        async with day.part("texts", "large"):
-            await compare_texts(day, draft, baseline)
-    baseline.stop()  # its memory is needed
-    jobs = []
-    if "kill" in day.parts:
-        jobs.append(run_kill(day, draft))
-    if "prove" in day.parts:
-        arguments = large_arguments(folder, day.scale, True)
-        jobs.append(run_prove(day, "large", day.left_s - 20, *arguments))
-    await asyncio.gather(*jobs)
+async def run_lookups(day: Day, folder: Path) -> None:
+    day.start("lookups", *large_arguments(folder, day.scale, True), *day.scale.lookup)
+    async with day.part("lookups", "large"):
+        await measure_lookups(day, await day.wait_ready("lookups"))
+    day.servers["lookups"].stop()
 
 
-async def run_kill(day: Day, server: Server) -> None:
-    async with day.part("kill", server.name):
-        await disturb_streams(day, "kill", server, server.kill_engine, 1200)
-
-
-async def run_front_ends(day: Day) -> None:
+async def run_servers(day: Day) -> None:
+    """Measure vLLM's server beside the gateway, and beside itself with our scheduler."""
     speculation = {
         "method": "eagle3", "model": str(DEMO / "eagle3_1"), "num_speculative_tokens": 3,
     }  # fmt: skip
-    day.start(
-        "vllm", f"--model={DEMO / 'target'}", "--served-model-name=demo",
+    arguments = (
+        f"--model={DEMO / 'target'}", "--served-model-name=demo",
         f"--speculative-config={json.dumps(speculation)}", "--max-model-len=4096",
         "--enable-auto-tool-choice", "--tool-call-parser=hermes", "--reasoning-parser=qwen3",
-        *day.scale.vllm, module=VLLM,
+        *day.scale.vllm,
     )  # fmt: skip
-    async with day.part("front_end", "demo"):
-        await compare_front_ends(day, await day.wait_ready("demo"), await day.wait_ready("vllm"))
+    day.start("vllm", *arguments, module=VLLM)
+    if "front_end" in day.parts:
+        day.start("demo", *day.scale.demo)
+    if "pod" in day.parts:
+        day.start("pod", *arguments, "--scheduler-cls=eaglegate.vllm.Scheduler", module=VLLM)
+    for name, other, compare in (
+        ("front_end", "demo", compare_front_ends),
+        ("pod", "pod", compare_pods),
+    ):
+        if name in day.parts:
+            async with day.part(name, other):
+                await compare(day, await day.wait_ready(other), await day.wait_ready("vllm"))
 
 
 async def run_prove(day: Day, name: str, limit_s: float, *arguments: str) -> None:
@@ -527,24 +456,24 @@ async def run_prove(day: Day, name: str, limit_s: float, *arguments: str) -> Non
         await prove(day, f"prove-{name}", limit_s, *arguments)
 
 
-async def run_day(day: Day, folder: Path, is_large: bool) -> None:
+async def run_day(day: Day, folder: Path) -> None:
+    parts = {*day.parts}
     with closing_servers(day):
-        day.start("demo", *day.scale.demo)
-        checks = []
-        if is_large:
+        if parts & {"hostile", "contexts", "prove", "lookups"}:
             await write_large(day, folder)
-            day.start("large-plain", *large_arguments(folder, day.scale, False))
-            day.start("large-draft", *large_arguments(folder, day.scale, True))
-            await run_speeds(day)
-            checks.append(run_large(day, folder))
-        checks.append(run_demo(day))
-        if "prove" in day.parts:
-            checks.append(run_prove(day, "demo", min(200.0, day.left_s), *day.scale.prove))
-        if "variants" in day.parts:
-            checks += [run_variant(day, name) for name in VARIANTS]
-        await asyncio.gather(*checks)
-        if "front_end" in day.parts:
-            await run_front_ends(day)
+        if parts & {"hostile", "contexts"}:
+            await run_speeds(day, folder)
+        jobs = []
+        if "prove" in parts:
+            arguments = large_arguments(folder, day.scale, True)
+            jobs.append(run_prove(day, "large", day.left_s - 20, *arguments, *day.scale.prove))
+        if parts & {"front_end", "pod"}:
+            jobs.append(run_servers(day))
+        if "lookups" in parts:
+            jobs.append(run_lookups(day, folder))
+        if "variants" in parts:
+            jobs += [run_variant(day, name) for name in VARIANTS]
+        await asyncio.gather(*jobs)
 
 
 def main() -> None:
@@ -552,9 +481,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path)
-    parser.add_argument("--limit-s", type=float, default=720)
+    parser.add_argument("--limit-s", type=float, default=600)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--model", choices=("demo", "both"), default="both")
     parser.add_argument("--large", type=Path, help="folder of the large model, made if missing")
     parser.add_argument("--small", action="store_true", help="try every part on a CPU")
     parser.add_argument("--flag", action="append", default=[], help="flag of every gateway")
@@ -563,7 +491,7 @@ def main() -> None:
     scale = replace(SMALL if options.small else Scale(), flags=tuple(options.flag))
     day = Day(options.out, scale, options.limit_s, options.parts)
     folder = options.large or options.out / "large"
-    asyncio.run(run_day(day, folder, options.model == "both"))
+    asyncio.run(run_day(day, folder))
 
 
 if __name__ == "__main__":

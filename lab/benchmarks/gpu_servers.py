@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import re
 import signal
@@ -22,7 +23,7 @@ import httpx
 from eaglegate.lab.benchmarks.client import Answer, StreamClient, write_post
 from eaglegate.lab.benchmarks.wire import clock_of, free_port
 
-CHAT = "/v1/chat/completions"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 GATEWAY = "eaglegate.server"
 GATEWAY_READY = "/ready"
 VLLM = "vllm.entrypoints.openai.api_server"
@@ -114,13 +115,6 @@ class Server:
         page = self._fetch("GET", "/metrics", None, 10)
         return {part: round(float(seconds), 1) for part, seconds in START_PART.findall(page)}
 
-    def kill_engine(self) -> list[int]:
-        """Send SIGKILL to the engine's processes, and return their ids."""
-        engines = [pid for pid, name in list_descendants(self.process.pid) if "EngineCor" in name]
-        for pid in engines:
-            os.kill(pid, signal.SIGKILL)
-        return engines
-
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
         try:
@@ -189,9 +183,13 @@ class Lap:
 
 
 async def run_lap(
-    server: Server, bodies: Sequence[Mapping[str, Any]], streams: int, path: str = CHAT
+    server: Server,
+    bodies: Sequence[Mapping[str, Any]],
+    streams: int,
+    path: str = CHAT,
+    limit_s: float = math.inf,
 ) -> Lap:
-    """Send all bodies, ``streams`` at a time.
+    """Send all bodies, ``streams`` at a time, and none after ``limit_s``.
 
     Raises RuntimeError if an answer has an error or is cut off.
     """
@@ -200,7 +198,7 @@ async def run_lap(
     answers: list[Answer] = []
 
     async def send(client: StreamClient) -> None:
-        while queue:
+        while queue and time.perf_counter() - start < limit_s:
             answers.append(await client.send(queue.pop()))
 
     clients = [await StreamClient.connect(server.port) for _ in range(streams)]
