@@ -8,16 +8,19 @@ n-th token is accepted depends on a number drawn for that token, and on the draf
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from eaglegate.engine.speculation.planner.planner import DepthPlanner
+from eaglegate.engine.speculation.planner.planner import DepthPlan, DepthPlanner
 from eaglegate.engine.speculation.planner.step_cost import ObservedStep
 from eaglegate.engine.speculation.planner.step_graphs import GraphMode, StepGraphs
+from eaglegate.engine.types import DepthReason
 
 Ints = NDArray[np.integer[Any]]
 DEPTH = 7
@@ -144,6 +147,10 @@ def profiled(planner: DepthPlanner, table: Table | None = None) -> DepthPlanner:
 H100_CONTEXTS = replace(H100, request_ms=0.045)
 """With the time to read a context: at 30,000 tokens a step of one stream took 1.35 ms longer than
 at 200 (docs/gpu-results.md, long prompts, no draft)."""
+LOADED_SHARE = 0.01
+"""What a loaded draft costs a step at depth 0: -0.3 to 1.7 % on vLLM's first model runner, 1.1 % on
+the second one (docs/performance.md, a draft at depth 0; no GPU has timed it since then). An engine
+without a draft is faster than depth 0 by as much."""
 STEP_TOKENS = 8192
 """Tokens of a step. Prompts get what decoding requests leave."""
 DRAFT_LAYERS = 1 / 32
@@ -177,6 +184,19 @@ class Result:
     def rate(self) -> float:
         return self.tokens / self.seconds
 
+    def find_worst_window(self, best: Result, steps: int = 200) -> float:
+        """Return the lowest rate of ``steps`` steps in a row, over that at which ``best`` made the
+        same tokens; infinite if there are fewer steps."""
+        if len(self.steps) < steps:
+            return np.inf
+        ends, best_ends = (
+            np.cumsum([(0.0, 0.0), *((s, t) for s, t, _ in one.steps)], axis=0)
+            for one in (self, best)
+        )
+        best_times = np.interp(ends[:, 1], best_ends[:, 1], best_ends[:, 0])
+        spent = best_times[steps:] - best_times[:-steps]
+        return float((spent / (ends[steps:, 0] - ends[:-steps, 0])).min())
+
     @property
     def user_rate(self) -> float:
         """Tokens per second of a stream, for random arrivals."""
@@ -189,8 +209,10 @@ def take_ms(
     """Return the milliseconds of a step and its graph mode. ``context`` counts the tokens that all
     requests have read."""
     batch, verified = len(widths), int(widths.sum())
+    loaded = 1.0 if depth or verified else 1 + LOADED_SHARE
     if isinstance(table, CpuTable):
-        return step_ms(max(batch, 1), verified, depth) + 0.3 * prompt, GraphMode.FULL
+        target = step_ms(max(batch, 1), verified, depth)
+        return loaded * target + 0.3 * prompt, GraphMode.FULL
     graphs, context_ms = table.graphs, table.request_ms * context / 1000
     mode = graphs.find_mode(widths.tolist())
     tokens = graphs.pad(batch + verified + prompt)
@@ -200,7 +222,7 @@ def take_ms(
     target += table.compute_ms * max(0.0, tokens - table.knee)
     target += (0.0, table.piecewise_ms, 3 * table.piecewise_ms)[mode]
     passes = depth + (depth > 0)
-    return target + passes * (table.draft_ms + DRAFT_LAYERS * context_ms), mode
+    return loaded * target + passes * (table.draft_ms + DRAFT_LAYERS * context_ms), mode
 
 
 class Engine:
@@ -308,3 +330,51 @@ def make_planned(table: Table, max_depth: int, noise: float = 0.05) -> Engine:
             step = ObservedStep(len(widths), int(verified.sum()), depth, ms / 1e3, mode=mode)
             planner.cost.observe(step)
     return Engine(table, max_depth, planner, noise=noise)
+
+
+class Oracle(DepthPlanner):
+    """A planner that knows all acceptance and times, and tries nothing. It knows the kind of a
+    request from the start, or, if ``late``, from its first verified drafts on, as any planner at
+    best. For the first traffic of an engine."""
+
+    def __init__(self, table: Table, depth: int, traffic: Traffic, late: bool = False) -> None:
+        super().__init__(depth)
+        self._table, self._context, self._late = table, traffic.context, late
+        curves = [
+            (*kind.acceptance, *kind.acceptance[-1:] * depth)[:depth] for kind in traffic.kinds
+        ]
+        known = np.cumprod(curves, axis=1)
+        self._curves = np.vstack([known, known.mean(axis=0)])  # (kinds + 1, K), the last: unknown
+        self._plans = Counter[str]()
+        self._find_best = cache(self._search)
+
+    def plan(
+        self, requests: Sequence[str], bounds: list[int], floors: list[int] | None = None
+    ) -> DepthPlan:
+        last = len(self._curves) - 1
+        # A second plan is made before the drafts of the first one are verified.
+        kinds = [
+            last if self._late and self._plans[name] < 2 else int(name) % last for name in requests
+        ]
+        self._plans.update(requests)
+        counts = np.bincount(kinds, minlength=last + 1)
+        depth, widths = self._find_best(tuple(counts.tolist()))
+        chosen = np.minimum(np.array(widths)[kinds], bounds).tolist()
+        return DepthPlan(depth, chosen, DepthReason.COST, 0.0, 0.0)
+
+    def _search(self, counts: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        """Return the best depth, and the widths of each kind, for a batch of them."""
+        plans, context = [], float(self._context * sum(counts))
+        for depth in range(self.depth + 1):
+            for widths in np.ndindex(*(depth * (count > 0) + 1 for count in counts)):
+                if max(widths) == depth:
+                    rows = zip(self._curves, widths, strict=True)
+                    accepted = np.dot(counts, [curve[:width].sum() for curve, width in rows])
+                    ms, _ = take_ms(self._table, np.repeat(widths, counts), depth, 0, context)
+                    plans.append(((sum(counts) + accepted) / ms, depth, widths))
+        return max(plans)[1:]
+
+    def observe(self, *_: object, **__: object) -> None:
+        """Learn nothing."""
+
+    begin = end = observe_step = observe

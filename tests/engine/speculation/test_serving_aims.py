@@ -1,10 +1,12 @@
 """The planner against the best fixed depth, in every phase of two seconds and more that it serves.
 
-The aim is 0.98. ``FLOORS`` has the rows that miss it, and what they reach.
+The aims are 0.98 in a phase and 0.95 in its worst 200 steps. ``FLOORS`` has the rows that miss one,
+and what they reach.
 """
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 
 import pytest
@@ -17,12 +19,13 @@ from tests.engine.speculation.serving_sim import (
     CpuTable,
     Engine,
     Kind,
+    Oracle,
     Table,
     Traffic,
     make_planned,
 )
 
-AIM = 0.98
+AIMS = 0.98, 0.95
 NOTHING = Kind("nothing accepted", (0.03,), 80)
 HOSTILE = Kind("hostile", (0.3, 0.2, 0.15), 80)
 TYPICAL = Kind("typical", (0.75, 0.68, 0.62, 0.58), 250)
@@ -53,17 +56,17 @@ ROWS: dict[str, tuple[Table, int, list[Traffic], float]] = {
 }
 """Table, K, phases and noise of times."""
 FLOORS = {
-    "changes, 1": 0.97,
-    "changes, 64": 0.975,
-    "changes, K = 15": 0.975,
-    "changes on two cores": 0.975,
-    "noise of a shared host": 0.94,
-    "laps": 0.965,
+    "changes, 1": (0.97, 0.95),
+    "changes, 64": (0.975, 0.95),
+    "changes, K = 15": (0.975, 0.95),
+    "changes on two cores": (0.975, 0.95),
+    "noise of a shared host": (0.94, 0.9),
 }
 
 
-def compare_with_fixed(name: str, seed: int) -> list[float]:
-    """Return the rate over that of the best fixed depth in every phase of two seconds and more."""
+def compare_with_fixed(name: str, seed: int) -> list[tuple[float, float]]:
+    """Return the rate over that of the best fixed depth, and the same in the worst 200 steps, in
+    every phase of two seconds and more."""
     table, max_depth, phases, noise = ROWS[name]
     if table.graphs is not None:
         graphs = replace(table.graphs, widths=GRAPH_WIDTHS[max_depth])
@@ -77,15 +80,29 @@ def compare_with_fixed(name: str, seed: int) -> list[float]:
         best = max(fixed, key=lambda result: result.user_rate)
         result = planned.run(traffic, 10 * seed + number)
         if best.seconds >= 2:
-            ratios.append(result.user_rate / best.user_rate)
+            ratios.append((result.user_rate / best.user_rate, result.find_worst_window(best)))
     return ratios
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ROWS)
 def test_planner_reaches_the_best_fixed_depth(name: str) -> None:
-    ratios = compare_with_fixed(name, seed=1)
-    assert min(ratios) >= FLOORS.get(name, AIM)
+    lowest = map(min, zip(*compare_with_fixed(name, seed=1), strict=True))
+    assert all(map(operator.ge, lowest, FLOORS.get(name, AIMS)))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("table", [CPU, H100], ids=lambda table: type(table).__name__)
+@pytest.mark.parametrize("kinds", [(FRIENDLY, HOSTILE), (TYPICAL, NOTHING)])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_planner_is_near_what_can_be_known(
+    table: Table, kinds: tuple[Kind, ...], batch: int
+) -> None:
+    """An oracle that must learn the kind of each request from its first drafts reaches 0.987 to 1.0
+    of one that knows it."""
+    mixed = Traffic(kinds, batch, 40)
+    late = Engine(table, 7, Oracle(table, 7, mixed, late=True)).run(mixed, 1)
+    assert make_planned(table, 7).run(mixed, 1).rate > 0.97 * late.rate
 
 
 @pytest.mark.thorough
