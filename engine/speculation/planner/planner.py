@@ -469,7 +469,7 @@ class DepthPlanner:
         self._fresh = self._fresh or (is_surprise and self._surprised)
         self._surprised = is_surprise
         # Only a probe is paid back. Noise in other steps would pay for probes without end.
-        if is_surprise and step.depth != self._best:
+        if is_surprise and taken_s < expected_s and step.depth != self._best:
             self._probes.refund(expected_s - taken_s)
         self._probes.save(step.seconds)
 

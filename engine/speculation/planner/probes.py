@@ -133,9 +133,7 @@ class _Budget:
         self._saved_s = max(self._saved_s, saved_s)
 
     def refund(self, seconds: float) -> None:
-        """Add time, or deduct it down to nothing."""
-        least_s = min(0.0, self._saved_s)
-        self._saved_s = max(least_s, min(self._saved_s + seconds, self._limit_s))
+        self._saved_s = min(self._saved_s + seconds, self._limit_s)
 
     def pay(self, seconds: float, credit: float = 0.0) -> bool:
         """Deduct a probe's expected loss; return False if there is too little. The budget lends
@@ -177,12 +175,10 @@ class Probes:
         self._drafts.save(seconds)
 
     def refund(self, seconds: float) -> None:
-        """Add the time that a step took less than was believed, and probe again without a wait. A
-        step that took more is charged, or noise would pay for probes without end."""
+        """Add the time that a step took less than was believed, and probe again without a wait."""
         self._times.refund(seconds)
         self._drafts.refund(seconds)
-        if seconds > 0.0:
-            self.restart()
+        self.restart()
 
     @property
     def is_doubtful(self) -> bool:

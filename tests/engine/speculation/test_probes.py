@@ -91,16 +91,6 @@ def test_a_probe_whose_drafts_are_accepted_unexpectedly_is_paid_back() -> None:
     assert choose(probes, best) is None
 
 
-def test_a_charge_leaves_no_debt() -> None:
-    """A debt could forbid probes after a bad time."""
-    probes, best = make_rich(), make_optimum(extra_s=0.004)
-    probes.refund(-0.002)
-    assert choose(probes, best) is None
-    probes.refund(-1.0)
-    probes.refund(0.0041)
-    assert choose(probes, best) is not None
-
-
 def test_a_probe_of_times_is_paid_back_to_its_own_budget() -> None:
     probes, best = make_rich(), make_optimum(extra_s=0.002, survives=0.01)
     deeper_untimed = np.where(np.arange(DEPTH + 1) > best.depth, 0.0, 100.0)
