@@ -57,7 +57,7 @@ ROWS: dict[str, tuple[Table, int, list[Traffic], float]] = {
 """Table, K, phases and noise of times."""
 FLOORS = {
     "changes, 1": (0.97, 0.95),
-    "changes, 64": (0.975, 0.95),
+    **{f"changes, {batch}": (0.975, 0.95) for batch in (64, 256)},
     "changes, K = 15": (0.975, 0.95),
     "changes on two cores": (0.975, 0.95),
     "noise of a shared host": (0.94, 0.9),
