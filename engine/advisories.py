@@ -159,9 +159,9 @@ def list_advisories(deployment: Deployment) -> tuple[Advisory, ...]:
     return tuple(row for row in rows if row.covers(deployment.version) and row.applies(deployment))
 
 
-def refuse_advisories(advisories: Iterable[Advisory]) -> str:
-    """Return the reason why ``--strict-advisories`` prevents a start."""
-    return f"--strict-advisories: {'; '.join(map(str, advisories))}"
+def refuse_advisories(advisories: Iterable[Advisory], setting: str = "--strict-advisories") -> str:
+    """Return the reason why ``setting`` prevents a start."""
+    return f"{setting}: {'; '.join(map(str, advisories))}"
 
 
 def describe(

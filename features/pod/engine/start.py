@@ -76,7 +76,7 @@ def refuse(config: VllmConfig, settings: PodSettings) -> None:
     refuse_config(config)
     advisories = list_advisories(describe(config, get_vllm_version()))
     if advisories and settings.strict_advisories:
-        raise ValueError(refuse_advisories(advisories))
+        raise ValueError(refuse_advisories(advisories, "strict_advisories"))
     for advisory in advisories:
         log.warning("eaglegate: %s", advisory)
 

@@ -223,5 +223,5 @@ def test_an_advisory_is_logged_once_or_ends_the_start(
     (row,) = (row for row in ADVISORIES if row.name == name)
     assert [text for text in caplog.messages if f"[{name}]" in text] == [f"eaglegate: {row}"]
     monkeypatch.setenv("EAGLEGATE_STRICT_ADVISORIES", "1")
-    with pytest.raises(SystemExit, match=rf"^eaglegate: --strict-advisories: .*\[{name}\]"):
+    with pytest.raises(SystemExit, match=rf"^eaglegate: strict_advisories: .*\[{name}\]"):
         start()
