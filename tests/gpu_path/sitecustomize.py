@@ -112,7 +112,7 @@ def hide_from_torch(detection: ModuleType) -> None:
 
 
 def replace_top_k_kernel(sampler: ModuleType) -> None:
-    def apply_top_k_top_p(logits: Any, k: Any, p: Any) -> Any:
+    def apply_top_k_top_p(logits: Any, k: Any, p: Any, **_: Any) -> Any:  # 0.33 names one more
         return sampler.apply_top_k_top_p_pytorch(logits, k, p, allow_cpu_sync=True)
 
     sampler.apply_top_k_top_p_triton = apply_top_k_top_p
