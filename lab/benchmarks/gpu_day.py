@@ -338,27 +338,6 @@ async def compare_front_ends(day: Day, gateway: Server, vllm: Server) -> None:
                 )
 
 
-async def prove(day: Day, name: str, limit_s: float, *arguments: str) -> None:
-    """Run ``eaglegate prove`` for at most ``limit_s`` seconds, and record its findings."""
-    folder = day.out / name
-    command = [
-        sys.executable, "-m", GATEWAY, "prove", *arguments, *day.scale.flags,
-        f"--out={folder}", f"--time-limit={limit_s:.0f}",
-    ]  # fmt: skip
-    with (day.out / f"{name}.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
-        try:
-            async with asyncio.timeout(limit_s + 30):
-                await process.wait()
-        finally:
-            if process.returncode is None:
-                process.kill()
-    report = folder / "prove.json"
-    checks = json.loads(report.read_text())["checks"] if report.exists() else ()
-    findings = [{**check, "numbers": None} for check in checks]
-    day.record("prove", subject=name, status=process.returncode, findings=findings)
-
-
 @contextmanager
 def closing_servers(day: Day) -> Iterator[None]:
     try:
@@ -451,9 +430,27 @@ async def run_servers(day: Day) -> None:
                 await compare(day, await day.wait_ready(other), await day.wait_ready("vllm"))
 
 
-async def run_prove(day: Day, name: str, limit_s: float, *arguments: str) -> None:
-    async with day.part("prove", name):
-        await prove(day, f"prove-{name}", limit_s, *arguments)
+async def run_prove(day: Day, folder: Path) -> None:
+    """Run ``eaglegate prove`` on the large model for the time that is left, and record its
+    findings."""
+    limit_s, out = day.left_s - 20, day.out / "prove-large"
+    command = [
+        sys.executable, "-m", GATEWAY, "prove", *large_arguments(folder, day.scale, True),
+        *day.scale.prove, *day.scale.flags, f"--out={out}", f"--time-limit={limit_s:.0f}",
+    ]  # fmt: skip
+    async with day.part("prove", "large"):
+        with (day.out / "prove-large.log").open("wb") as log:
+            process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
+            try:
+                async with asyncio.timeout(limit_s + 30):
+                    await process.wait()
+            finally:
+                if process.returncode is None:
+                    process.kill()
+        report = out / "prove.json"
+        checks = json.loads(report.read_text())["checks"] if report.exists() else ()
+        findings = [{**check, "numbers": None} for check in checks]
+        day.record("prove", subject=out.name, status=process.returncode, findings=findings)
 
 
 async def run_day(day: Day, folder: Path) -> None:
@@ -465,8 +462,7 @@ async def run_day(day: Day, folder: Path) -> None:
             await run_speeds(day, folder)
         jobs = []
         if "prove" in parts:
-            arguments = large_arguments(folder, day.scale, True)
-            jobs.append(run_prove(day, "large", day.left_s - 20, *arguments, *day.scale.prove))
+            jobs.append(run_prove(day, folder))
         if parts & {"front_end", "pod"}:
             jobs.append(run_servers(day))
         if "lookups" in parts:

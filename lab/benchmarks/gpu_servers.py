@@ -183,12 +183,9 @@ class Lap:
 
 
 async def run_lap(
-    server: Server,
-    bodies: Sequence[Mapping[str, Any]],
-    streams: int,
-    path: str = CHAT,
-    limit_s: float = math.inf,
-) -> Lap:
+    server: Server, bodies: Sequence[Mapping[str, Any]], streams: int,
+    path: str = CHAT, limit_s: float = math.inf,
+) -> Lap:  # fmt: skip
     """Send all bodies, ``streams`` at a time, and none after ``limit_s``.
 
     Raises RuntimeError if an answer has an error or is cut off.
