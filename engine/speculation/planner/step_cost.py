@@ -297,7 +297,8 @@ class StepCostModel:
         num_cells, sizes = len(self._rows), self._places[: len(self._rows)] // (self.depth + 1)
         counts = np.array([len(self._kept[row]) for row in range(num_cells)])
         features, expected = self._features[:num_cells], self._features[:num_cells] @ self._weights
-        # One or two times may both be outliers, unless the size of the batch is new.
+        # One or two times may both be outliers, unless the size of the batch is new. The class of
+        # cells without a correction is the last one.
         is_new = np.append(self._timed.sum(axis=1) < WINDOW, False)[sizes]
         doubt = np.where((counts >= KNOWN) | is_new, np.inf, math.exp(SURPRISE))
         medians = np.clip(self._medians[:num_cells], expected / doubt, expected * doubt)
